@@ -1,0 +1,2 @@
+VENV := .venv
+PYTHON := $(VENV)/bin/python

@@ -1,0 +1,137 @@
+"""The shape of a decoder-only transformer, as plain data.
+
+Imports neither jax nor flax, so that the planner reads it in milliseconds.
+"""
+
+import dataclasses
+from typing import Literal
+
+RematPolicy = Literal["none", "selective", "full"]
+"""What the backward pass keeps: everything, the matmul outputs, or only each layer's input."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RopeScaling:
+    """Llama-3's frequency scaling for long contexts (Llama 3 report, section 3.2).
+
+    Attributes:
+      factor: how much longer the context is than in pre-training.
+      low_frequency_factor: wavelengths above ``original_length / low`` are divided by ``factor``.
+      high_frequency_factor: wavelengths below ``original_length / high`` stay as they are.
+      original_length: context length of pre-training, in tokens.
+    """
+
+    factor: float
+    low_frequency_factor: float
+    high_frequency_factor: float
+    original_length: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecoderConfig:
+    """A repeating pattern of decoder blocks between an embedding and a language-model head.
+
+    Attributes:
+      vocab_size: rows of the embedding.
+      embed_dim: width of the residual stream.
+      layers: number of blocks, ``prefix`` and ``suffix`` included.
+      heads: query heads.
+      kv_heads: key and value heads; each serves ``heads / kv_heads`` query heads.
+      head_dim: width of one head; None derives ``embed_dim / heads``.
+      mlp_dim: width of the feed-forward layer.
+      pattern: block kinds that repeat: "global" attends to everything before, "local" to the
+        last ``window`` tokens.
+      prefix: block kinds before the pattern, once.
+      suffix: block kinds after the pattern, once.
+      window: tokens that a "local" block sees, itself included.
+      activation: "swiglu" and "geglu" are gated, "gelu" is not.
+      norm_eps: added to the mean square in RMSNorm.
+      norm_plus_one: RMSNorm multiplies by ``1 + scale`` (Gemma) instead of ``scale``.
+      post_norms: also normalise each sublayer's output (Gemma-2).
+      embed_scale: multiply embeddings by ``sqrt(embed_dim)`` (Gemma).
+      rope_base: base of the rotary frequencies.
+      rope_scaling: None for the plain frequencies.
+      qkv_bias: biases on the query, key and value projections (Qwen2).
+      qk_norm: RMSNorm over each query and key head (Qwen3).
+      attention_soft_cap: ``cap * tanh(scores / cap)``; None switches it off.
+      logits_soft_cap: the same for the logits.
+      tied_embedding: the head is the transposed embedding.
+      dropout: share of each sublayer's output that is dropped in training.
+      dtype: dtype of activations.
+      param_dtype: dtype of parameters.
+      init_scale: multiplies the standard deviation of every matrix.
+      remat: what the backward pass recomputes.
+      scan_layers: True scans over the repeats of the pattern (short compile), False unrolls
+        (faster on CPU); None scans above eight repeats.
+      attention: "auto" takes cuDNN's kernel where it exists and XLA elsewhere.
+      loss_chunks: parts that the sequence is cut into for the cross entropy.
+    """
+
+    vocab_size: int
+    embed_dim: int
+    layers: int
+    heads: int
+    kv_heads: int
+    mlp_dim: int
+    head_dim: int | None = None
+    pattern: tuple[str, ...] = ("global",)
+    prefix: tuple[str, ...] = ()
+    suffix: tuple[str, ...] = ()
+    window: int | None = None
+    activation: Literal["swiglu", "geglu", "gelu"] = "swiglu"
+    norm_eps: float = 1e-5
+    norm_plus_one: bool = False
+    post_norms: bool = False
+    embed_scale: bool = False
+    rope_base: float = 10_000.0
+    rope_scaling: RopeScaling | None = None
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    attention_soft_cap: float | None = None
+    logits_soft_cap: float | None = None
+    tied_embedding: bool = False
+    dropout: float = 0.0
+    dtype: Literal["float32", "bfloat16", "float64"] = "bfloat16"
+    param_dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    init_scale: float = 1.0
+    remat: RematPolicy = "none"
+    scan_layers: bool | None = None
+    attention: Literal["auto", "xla", "cudnn"] = "auto"
+    loss_chunks: int = 1
+
+    def __post_init__(self) -> None:
+        if self.head_dim is None:
+            if self.embed_dim % self.heads:
+                raise ValueError(
+                    f"DecoderConfig.embed_dim={self.embed_dim} is not a multiple of "
+                    f"heads={self.heads}; set DecoderConfig.head_dim."
+                )
+            object.__setattr__(self, "head_dim", self.embed_dim // self.heads)
+        if self.heads % self.kv_heads:
+            raise ValueError(
+                f"DecoderConfig.heads={self.heads} is not a multiple of kv_heads={self.kv_heads}; "
+                "each key/value head serves an equal number of query heads."
+            )
+        repeated = self.layers - len(self.prefix) - len(self.suffix)
+        if not self.pattern or repeated < 0 or repeated % len(self.pattern):
+            raise ValueError(
+                f"DecoderConfig.layers={self.layers} does not equal prefix ({len(self.prefix)}) + "
+                f"suffix ({len(self.suffix)}) + a multiple of pattern ({len(self.pattern)})."
+            )
+        kinds = {*self.pattern, *self.prefix, *self.suffix}
+        if unknown := kinds - {"global", "local"}:
+            raise ValueError(f"Unknown block kinds {sorted(unknown)}; allowed: global, local.")
+        if "local" in kinds and not self.window:
+            raise ValueError("A 'local' block needs DecoderConfig.window (tokens).")
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"DecoderConfig.dropout={self.dropout} is not in [0, 1).")
+
+    @property
+    def repeats(self) -> int:
+        """How often the pattern occurs."""
+        return (self.layers - len(self.prefix) - len(self.suffix)) // len(self.pattern)
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        """Block kinds in the order in which activations pass them."""
+        return self.prefix + self.pattern * self.repeats + self.suffix
