@@ -127,7 +127,7 @@ class RunConfig:
       logging: what is printed and written.
     """
 
-    task: TaskConfig = dataclasses.field(default_factory=lambda: _unset("RunConfig.task"))
+    task: TaskConfig
     data: DataConfig
     mesh: MeshConfig
     rules: RulesConfig
@@ -137,7 +137,3 @@ class RunConfig:
     evaluation: EvaluationConfig
     checkpoint: CheckpointConfig
     logging: LoggingConfig
-
-
-def _unset(name: str) -> TaskConfig:
-    raise ValueError(f"{name} is not set; a run file binds it, for example to @LanguageModel().")
