@@ -8,7 +8,7 @@ import pathlib
 
 import pytest
 
-from trainer import config, config_record
+from trainer import config, config_lint, config_parser, config_record, config_schema
 from trainer.config_parser import REPOSITORY
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
@@ -26,3 +26,12 @@ def test_a_run_file_resolves_to_what_is_committed(run):
 
 def test_every_golden_configuration_has_its_run_file():
     assert {path.stem for path in GOLDEN.glob("*.gin")} <= {path.stem for path in RUNS}
+
+
+PARTS = sorted(path for path in (REPOSITORY / "configs").glob("*/*.gin") if path not in RUNS)
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_every_part_binds_only_what_exists_with_the_right_types(part):
+    checked = config_lint.check(config_parser.read([str(part)]), schema=config_schema.standard())
+    assert not checked.problems, "\n".join(map(str, checked.problems))
