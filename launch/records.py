@@ -182,12 +182,13 @@ class Reason(Schema):
 
 
 def reason_of(ranks: Sequence[RankExit]) -> Reason:
-    """Returns why an attempt ended: the earliest end that was not a consequence of another.
+    """Returns why an attempt ended: the earliest failure that was not a consequence of another.
 
-    Where every process that left word is a survivor, the one that failed left none: the reason
-    then has no rank, and the code is the survivors'.
+    A rank that finished counts only where all did. Where every process that left word is a
+    survivor, the one that failed left none: the reason then has no rank, and the code is the
+    survivors'.
     """
-    first = min(ranks, key=lambda rank: (rank.cascade, rank.time, rank.rank))
+    first = min(ranks, key=lambda rank: (rank.code == 0, rank.cascade, rank.time, rank.rank))
     what = ending(first.code)
     steps = [rank.step for rank in ranks if rank.step is not None]
     saved = [rank.saved_step for rank in ranks if rank.saved_step is not None]
