@@ -4,11 +4,16 @@ Imports Orbax inside its functions: the first training step needs none of it, an
 to load. Orbax decides nothing here: no retention, no discovery, no deletion.
 """
 
+import logging
 import pathlib
 from typing import Any, Protocol
 
 OBJECT_BYTES = 256 * 2**20
 """Largest array file of the portable form, so that one object is uploaded and read at once."""
+
+
+_UNTRUE = ("Skipping merge of OCDBT", "TensorStore data files not found")
+"""Warnings with which Orbax doubts the portable form; they would be in every save and restore."""
 
 
 class Writing(Protocol):
@@ -45,6 +50,7 @@ def save_async(
     context.array.saving.use_compression = compress
     context.array.saving.use_ocdbt = not portable
     context.array.saving.use_zarr3 = True
+    logging.getLogger("absl").addFilter(_is_true)
     if portable:
         context.array.saving.storage_options.chunk_byte_size = OBJECT_BYTES
     context.asynchronous.timeout_secs = max(1, int(timeout_s))
@@ -64,7 +70,12 @@ def load(path: pathlib.Path, abstract: Any, *, partial: bool = False) -> Any:
     """
     from orbax.checkpoint import v1 as ocp
 
+    logging.getLogger("absl").addFilter(_is_true)
     context = ocp.Context()
     context.pytree.loading.partial_load = partial
     with context:
         return ocp.load(path, abstract)
+
+
+def _is_true(record: logging.LogRecord) -> bool:
+    return not any(phrase in str(record.msg) for phrase in _UNTRUE)

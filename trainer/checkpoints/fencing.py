@@ -64,7 +64,8 @@ def take_over(root: Root, attempt: int) -> Seal:
     # After the claim: see the module docstring. Deleters older than the list that decides now
     # were refused then, or left out of it.
     doomed = {name for name, by in intents(root) if by >= before.attempt}
-    steps = frozenset(admitted(root, before)) - doomed
+    # A step accepted before stays on the list even if its manifest is lost, to be named as damaged.
+    steps = (before.accepted & set(written(root)) | set(admitted(root, before))) - doomed
     seal = Seal(attempt, steps, frozenset(aside(root, before)) & steps)
     root.create(f"{layout.SEALED}{attempt}.json", _encode(seal, token))
     return seal

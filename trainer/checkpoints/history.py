@@ -60,8 +60,9 @@ def look(root: Root, seal: Seal) -> History:
     """Reads the manifests of all steps that count under a sealed list."""
     aside = fencing.aside(root, seal)
     usable, broken = {}, {}
+    going = {name for name, by in fencing.intents(root) if by >= seal.attempt}
     here = {name for name in fencing.written(root) if seal.admits(name)}
-    for name in sorted((here | seal.accepted) - aside.keys()):
+    for name in sorted(here - aside.keys() - going):
         try:
             found = manifest.read(root, name)
         except ValueError as error:
@@ -69,9 +70,8 @@ def look(root: Root, seal: Seal) -> History:
             continue
         if found:
             usable[name] = found
-        elif name in here and name in seal.accepted:
+        elif name in seal.accepted:  # the sealing attempt's own step may not be finished yet
             broken[name] = f"{layout.MANIFEST} is missing"
-        # An own step without one is not finished; an accepted one without a directory was deleted.
     parents = {found.name.attempt: found.parent for found in usable.values()}
     gone_back = retention.abandoned(list(usable), parents)
     return History(usable=usable, abandoned=gone_back, aside=aside, broken=broken)

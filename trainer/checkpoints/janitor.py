@@ -75,9 +75,15 @@ class Janitor:
             ours = name.attempt in claimed and name.attempt < self._seal.attempt
             if not ours or name in self._seal.accepted:
                 continue
-            if name in begun or self._root.read(name.key(layout.MANIFEST)) is None:
+            if name in begun or not self._nearly_committed(name):
                 logging.info("%s: removing unfinished step %s", self._root.url, name)
                 fencing.delete(self._root, name, attempt=self._seal.attempt)
+
+    def _nearly_committed(self, name: StepName) -> bool:
+        """Whether a step has what is written last; then it may have had a manifest, and stays."""
+        return any(
+            self._root.read(name.key(file)) is not None for file in (layout.MANIFEST, layout.DATA)
+        )
 
     def _round(self) -> None:
         self._verify_two(history.look(self._root, self._seal))

@@ -66,7 +66,10 @@ def load_params(
     present = _fitting(found, abstract, missing, unused, allow_dtype_change, url)
     kept = {f"{PARAMS}/{path}": leaf for path, leaf in abstract.items() if path in present}
     wanted = Wanted(state=structure.nest(kept), allow_dtype_change=allow_dtype_change, partial=True)
-    outcome = restoring.restore_one(session, found, wanted, tag=f"load_params/{url}")
+    try:
+        outcome = restoring.restore_one(session, found, wanted, tag=f"load_params/{url}")
+    finally:
+        session.drop_all_staged()
     logging.info("%s: parameters of step %s loaded", root.url, outcome.name)
     loaded = {
         path.removeprefix(f"{PARAMS}/"): leaf

@@ -2,7 +2,8 @@
 
 May import no jax. Promises: MANIFEST.json is written last, by rank 0, after every process has said
 that its files are on stable storage; when anything fails the step has no manifest, what was written
-of it is removed, and every process learns the reason.
+of it is removed, and every process learns the reason. A step for which ``commit`` returns is
+accepted by every later attempt.
 """
 
 import dataclasses
@@ -12,7 +13,7 @@ import os
 import pathlib
 import shutil
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from absl import logging
@@ -73,22 +74,41 @@ def commit(session: Session, job: Job, writing: Writing, *, stop: threading.Even
 
     Raises:
       CheckpointError: on every process, where any of them failed.
+      FencedError: a newer attempt exists; whether it accepts this step is its own decision.
     """
     deadline = Deadline(session.config.save_timeout_s)
     tag = f"{session.attempt}/save/{job.name}"
     try:
+        found = _commit(session, job, writing, stop=stop, tag=tag, deadline=deadline)
+    finally:
+        session.drop_staged(job.name)
+    if session.config.verify:
+        _read_back(session, found, tag, deadline)
+
+
+def _commit(
+    session: Session,
+    job: Job,
+    writing: Writing,
+    *,
+    stop: threading.Event,
+    tag: str,
+    deadline: Deadline,
+) -> Manifest:
+    try:
         own, fault = _own_records(session, job.name, writing, deadline), ""
     except Exception as error:  # noqa: BLE001  told to every process and raised below
         own, fault = {}, f"rank {session.rank}: {explain(error, session.directory(job.name))}"
-    report = json.dumps({"fault": fault, "files": {p: [r.bytes, r.sha256] for p, r in own.items()}})
+    files = {path: [record.bytes, record.sha256] for path, record in own.items()}
+    report = json.dumps({"fault": fault, "files": files})
     reports = session.peers.gather(f"{tag}/files", report, timeout_s=deadline.left())
     text = _publish(session, job, reports, stop) if session.rank == 0 else ""
     verdict = json.loads(session.peers.broadcast(f"{tag}/end", text, timeout_s=deadline.left()))
-    session.drop_staged(job.name)
+    if verdict.get("fenced"):
+        raise fencing.FencedError(verdict["fault"])
     if verdict["fault"]:
         raise CheckpointError(f"Step {job.name} was not written: {verdict['fault']}")
-    if session.config.verify:
-        _read_back(session, manifest.decode(verdict["manifest"].encode()), tag, deadline)
+    return manifest.decode(verdict["manifest"].encode())
 
 
 def explain(error: BaseException, path: pathlib.Path) -> str:
@@ -116,7 +136,7 @@ def _own_records(
     return records
 
 
-def _durable_chunks(path: pathlib.Path) -> Any:
+def _durable_chunks(path: pathlib.Path) -> Iterator[bytes]:
     with path.open("rb", buffering=0) as source:
         os.fsync(source.fileno())
         while chunk := source.read(8 * 2**20):
@@ -134,7 +154,11 @@ def _publish(session: Session, job: Job, reports: list[str], stop: threading.Eve
             raise CheckpointError("; ".join(faults))
         records = [{p: FileRecord(*r) for p, r in part["files"].items()} for part in parts]
         data = _write_manifest(session, job, merge(records))
+        # Only now is it committed: a newer attempt that claims after this look will accept it.
+        fencing.check_newest(session.root, job.name.attempt)
         return json.dumps({"fault": "", "manifest": data.decode()})
+    except fencing.FencedError as error:  # the step stays: the newer attempt may have accepted it
+        return json.dumps({"fault": str(error), "fenced": True})
     except Exception as error:  # noqa: BLE001  told to every process, which raises it
         fault = str(error) if isinstance(error, CheckpointError) else ""
         fault = fault or explain(error, session.directory(job.name))

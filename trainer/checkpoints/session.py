@@ -104,6 +104,11 @@ class Session:
         if self.staging and self.rank == self.leader:
             shutil.rmtree(self.staging / str(name), ignore_errors=True)
 
+    def drop_all_staged(self) -> None:
+        """Removes this host's staging directory."""
+        if self.staging and self.rank == self.leader:
+            shutil.rmtree(self.staging, ignore_errors=True)
+
     def fetch(self, found: Manifest, *, tag: str, deadline: Deadline) -> list[str]:
         """Brings a step onto this machine, verified; returns what is wrong with it.
 

@@ -197,6 +197,7 @@ class CheckpointStore:
             if self._janitor:
                 self._janitor.close(timeout_s=_CLOSE_TIMEOUT_S)
                 self._janitor = None
+            self._session.drop_all_staged()
 
     def restore(
         self, abstract_state: Any, *, step: int | None = None, allow_dtype_change: bool = False
