@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 
 _NEWLINE = 10
+_SPACES = np.frombuffer(b" \t\r\v\f", dtype=np.uint8)
 _SCAN_BYTES = 1 << 26
 
 
@@ -162,12 +163,8 @@ def line_spans(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     stops = np.concatenate([newlines, np.full(1, size, np.int64)])
     numbers = np.arange(1, len(starts) + 1)
     wide = np.flatnonzero(stops > starts)
-    # A lone carriage return or spaces are blank too; only short lines can be blank.
-    blank = [
-        i
-        for i in wide
-        if stops[i] - starts[i] <= 8 and not content[starts[i] : stops[i]].tobytes().strip()
-    ]
+    spaced = wide[np.isin(content[starts[wide]], _SPACES)]
+    blank = [i for i in spaced if not content[starts[i] : stops[i]].tobytes().strip()]
     keep = np.setdiff1d(wide, blank, assume_unique=True)
     return starts[keep], stops[keep], numbers[keep]
 

@@ -58,6 +58,7 @@ class Participant:
         self.step: int | None = None
         self.saved_step: int | None = None
         self._leaving = threading.RLock()
+        self._last_acts: list[Callable[[], None]] = []
         self._joined = False
         self._progress: tuple[Phase, int] | None = None
 
@@ -76,6 +77,13 @@ class Participant:
         self._joined = True
         self.preemption.connect(self.coordination)
         threading.Thread(target=self._hear_of_failures, daemon=True, name="failures").start()
+
+    def before_leaving(self, act: Callable[[], None]) -> None:
+        """Has ``act`` called before this process leaves, however it leaves; the last one first.
+
+        It may be called from another thread while the main thread is still busy.
+        """
+        self._last_acts.append(act)
 
     def progress(self, phase: Phase, *, step: int | None = None) -> None:
         """Tells the agent of this host what the process is busy with; cheap enough per step."""
@@ -98,6 +106,7 @@ class Participant:
         self.coordination.barrier("finish", timeout_s=patience)
         cause = "done" if code == ExitCode.DONE else "PreemptedError"
         self._enter_leaving()
+        self._act()
         self._record(self._ending(code, cause=cause, message=message))
         if self.coordination.process_count > 1:
             import jax
@@ -166,6 +175,14 @@ class Participant:
             error=error,
         )
 
+    def _act(self) -> None:
+        while self._last_acts:
+            act = self._last_acts.pop()
+            try:
+                act()
+            except Exception as error:  # noqa: BLE001 - the ending itself must still be told
+                _say(f"{act} failed while leaving: {type(error).__name__}: {error}")
+
     def _record(self, ending: RankExit) -> None:
         if self.files is None:
             return
@@ -184,6 +201,7 @@ class Participant:
         try:
             self._record(ending)
             self._tell(ending)
+            self._act()
             _end_children()
             _say(last)
             self._say_goodbye()

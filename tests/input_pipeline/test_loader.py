@@ -177,6 +177,7 @@ def program(tmp_path, make_store):
         process.communicate()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["close", "forget"])
 def test_a_program_with_workers_ends_with_nothing_on_stderr(program, ending) -> None:
     process, children = program(ending)
@@ -186,6 +187,7 @@ def test_a_program_with_workers_ends_with_nothing_on_stderr(program, ending) -> 
     assert stderr == ""
 
 
+@pytest.mark.slow
 def test_workers_ignore_signals_to_the_group_and_end_when_their_parent_is_killed(program) -> None:
     process, children = program("wait")
     handles = [os.pidfd_open(child) for child in children]

@@ -41,6 +41,8 @@ def make_step(participant):
 
 def main(participant: Participant):
     participant.files = LocalFiles(RUN_DIR)
+    participant.before_leaving(lambda: say("last act"))
+    participant.before_leaving(lambda: 1 / 0)
     participant.join()
     if MODE == "before_first_step":
         wait_for_ever()
