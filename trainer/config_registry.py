@@ -19,6 +19,13 @@ CONFIGURABLES: tuple[type, ...] = (
     mesh_config.MeshConfig,
     mesh_config.RulesConfig,
     data_config.DataConfig,
+    data_config.StandardLibrary,
+    data_config.TextFiles,
+    data_config.JsonLines,
+    data_config.TokenShards,
+    data_config.Bytes,
+    data_config.TokenizerFile,
+    data_config.TrainedBpe,
     optimizer_config.AdamW,
     optimizer_config.Adafactor,
     optimizer_config.Lion,
@@ -44,6 +51,11 @@ EXECUTION: frozenset[str] = frozenset(
         "DecoderConfig.loss_chunks",
         "DataConfig.workers",
         "DataConfig.prefetch",
+        # Places, not contents: the dataset's digest guards those.
+        "TextFiles.root",
+        "JsonLines.root",
+        "TokenShards.path",
+        "TokenizerFile.path",
     }
 )
 """Classes and fields that may differ between attempts of one run; all others are identity."""

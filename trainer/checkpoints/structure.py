@@ -1,0 +1,82 @@
+"""The tree of a state: paths, shapes, dtypes, and whether a stored tree is the wanted one.
+
+May import jax. Promises: whatever does not fit is one ``ValueError`` that names every path (ten at
+most), what the checkpoint has and what is wanted, before any array is read.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from trainer.checkpoints.manifest import Leaf
+
+_SHOWN = 10
+
+
+def leaves(tree: Any) -> dict[str, Any]:
+    """The leaves of a nested dict by path, such as ``groups/model/params/w``."""
+    flat, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in flat}
+
+
+def describe(tree: Any) -> dict[str, Leaf]:
+    """Shape and dtype of each leaf by path."""
+    return {path: Leaf(tuple(x.shape), str(x.dtype)) for path, x in leaves(tree).items()}
+
+
+def check_shardings(abstract: Any) -> None:
+    """Raises ValueError for a leaf that does not say where it shall live (P049, P050)."""
+    bare = [p for p, leaf in leaves(abstract).items() if getattr(leaf, "sharding", None) is None]
+    if bare:
+        raise ValueError(
+            "Each leaf of the abstract state needs a sharding (jax.ShapeDtypeStruct(shape, dtype,"
+            f" sharding=...)), since the stored one is not used; {_some(bare)} have none."
+        )
+
+
+def check_fits(
+    stored: Mapping[str, Leaf],
+    wanted: Mapping[str, Leaf],
+    *,
+    where: str,
+    allow_dtype_change: bool = False,
+) -> None:
+    """Raises ValueError where a stored tree is not the wanted one.
+
+    Args:
+      stored: the manifest's tree.
+      wanted: the tree that the caller asks for.
+      where: the checkpoint, for the message.
+      allow_dtype_change: arrays of another dtype may be converted.
+    """
+    lines = [f"missing: {p} (wanted {wanted[p]})" for p in sorted(wanted.keys() - stored.keys())]
+    lines += [f"extra: {p} (stored {stored[p]})" for p in sorted(stored.keys() - wanted.keys())]
+    for path in sorted(wanted.keys() & stored.keys()):
+        have, want = stored[path], wanted[path]
+        if have.shape != want.shape:
+            lines.append(f"shape: {path} is stored as {have}, wanted {want}")
+        elif have.dtype != want.dtype and not allow_dtype_change:
+            lines.append(f"dtype: {path} is stored as {have}, wanted {want}")
+    if lines:
+        raise ValueError(
+            f"{where} does not fit the model:\n  {_some(lines, separator=chr(10) + '  ')}\n"
+            "Restore with the configuration that it was saved with, or start from its parameters."
+        )
+
+
+def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """The nested dict of leaves given by path."""
+    tree: dict[str, Any] = {}
+    for path, leaf in flat.items():
+        *above, last = path.split("/")
+        place = tree
+        for name in above:
+            place = place.setdefault(name, {})
+        place[last] = leaf
+    return tree
+
+
+def _some(items: list[str], separator: str = ", ") -> str:
+    more = f"{separator}and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
+    return separator.join(items[:_SHOWN]) + more
