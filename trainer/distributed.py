@@ -19,9 +19,9 @@ from typing import NoReturn
 from launch import contract
 from launch.contract import Environment, ExitCode, Phase, Progress, RankExit
 from trainer import endings
+from trainer.checkpoints.root import Root
 from trainer.coordination import Alone, Coordination, Joined, PeersMissingError
 from trainer.preemption import Preemption
-from trainer.run_files import Files
 
 INITIALIZATION_S = 300
 HEARTBEAT_S = 30
@@ -44,7 +44,7 @@ class Participant:
       coordination: agreement with the other processes; of one process until `join`.
       preemption: SIGTERM; ``preemption.reached()`` is asked after every step.
       attempt: number of the attempt; set by whoever claims it.
-      files: where the run's records are; None before the run directory is open.
+      root: where the run's records are; None before the run directory is open.
       step: last completed step; the loop sets it.
       saved_step: newest committed step; the checkpoint store sets it.
     """
@@ -54,7 +54,7 @@ class Participant:
         self.coordination: Coordination = Alone()
         self.preemption = Preemption(self._leave_on_signal)
         self.attempt = environment.attempt if environment else 0
-        self.files: Files | None = None
+        self.root: Root | None = None
         self.step: int | None = None
         self.saved_step: int | None = None
         self._leaving = threading.RLock()
@@ -184,10 +184,10 @@ class Participant:
                 _say(f"{act} failed while leaving: {type(error).__name__}: {error}")
 
     def _record(self, ending: RankExit) -> None:
-        if self.files is None:
+        if self.root is None:
             return
         try:
-            endings.write_ending(self.files, ending)
+            endings.write_ending(self.root, ending)
         except (OSError, ValueError) as error:
             _say(f"The end of rank {self.rank} could not be recorded: {error}")
 

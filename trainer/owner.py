@@ -13,9 +13,10 @@ import pathlib
 import socket
 import threading
 import time
+import uuid
 
 from launch.contract import Schema
-from trainer.run_files import Files
+from trainer.checkpoints.root import Root
 
 HEARTBEAT_S = 30.0
 STALE_S = 180.0
@@ -35,6 +36,7 @@ class Owner(Schema):
       heartbeat: seconds since 1970 of the last sign of life.
       released: whether it gave the directory up.
       launched: whether a launcher started it.
+      token: random, so that no two claims are equal.
     """
 
     attempt: int
@@ -46,6 +48,7 @@ class Owner(Schema):
     heartbeat: float
     released: bool = False
     launched: bool = False
+    token: str = ""
 
     def is_here(self) -> bool:
         """Whether its process id can be looked up from this process."""
@@ -81,8 +84,8 @@ class OwnerFile:
       attempt: the attempt that this process claimed; None before.
     """
 
-    def __init__(self, files: Files, key: str) -> None:
-        self._files, self._key = files, key
+    def __init__(self, root: Root, key: str) -> None:
+        self._root, self._key = root, key
         self._own: Owner | None = None
         self._released = threading.Event()
         self._lock = threading.Lock()
@@ -94,7 +97,7 @@ class OwnerFile:
 
     def read(self) -> Owner | None:
         """Returns the owner; None where nobody claimed the attempt."""
-        data = self._files.read(self._key)
+        data = self._root.read(self._key)
         return None if data is None else Owner.from_json(data.decode(), source=self._key)
 
     def claim(self, *, attempt: int, launched: bool) -> bool:
@@ -110,8 +113,9 @@ class OwnerFile:
             since=now,
             heartbeat=now,
             launched=launched,
+            token=uuid.uuid4().hex,
         )
-        if not self._files.create(self._key, owner.to_json().encode()):
+        if not self._root.create(self._key, owner.to_json().encode()):
             return False
         self._own = owner
         return True
@@ -136,7 +140,7 @@ class OwnerFile:
     def _write(self, *, released: bool) -> None:
         assert self._own is not None
         self._own = dataclasses.replace(self._own, heartbeat=time.time(), released=released)
-        self._files.write(self._key, self._own.to_json().encode())
+        self._root.write(self._key, self._own.to_json().encode())
 
 
 def _started(pid: int) -> int | None:

@@ -19,12 +19,12 @@ from typing import Any
 
 from launch.contract import ContractError, Environment, ExitCode, JournalEntry, RunRecord
 from trainer import config_record
+from trainer.checkpoints.root import Root, open_root
 from trainer.config import LoadedConfig
 from trainer.config_errors import ConfigError
 from trainer.config_record import Difference
 from trainer.coordination import Coordination, agree
 from trainer.owner import OwnerFile
-from trainer.run_files import Files, LocalFiles
 
 CLAIM_S = 300.0
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
@@ -64,7 +64,7 @@ class RunDirectory:
     """An attempt on a run directory, as one process sees it.
 
     Attributes:
-      files: where the run's records are.
+      root: where the run's records are.
       local: folder of this machine for what must be a local file (metrics, profiles); the run
         directory itself where that is local.
       run_id: name of the run.
@@ -74,7 +74,7 @@ class RunDirectory:
       owner: the claim of process 0; None in the others.
     """
 
-    files: Files
+    root: Root
     local: pathlib.Path
     run_id: str
     attempt: int
@@ -92,7 +92,7 @@ class RunDirectory:
         if self.owner is None:
             return
         entry = JournalEntry(time=time.time(), event=event, attempt=self.attempt, details=details)
-        append_line(self.files, "journal.jsonl", entry.to_json())
+        append_line(self.root, "journal.jsonl", entry.to_json())
 
     def close(self) -> None:
         """Gives the directory up, so that the next attempt need not wait."""
@@ -107,7 +107,7 @@ def open_run(
     environment: Environment | None,
     coordination: Coordination,
     request: Request | None = None,
-    files: Files | None = None,
+    root: Root | None = None,
 ) -> RunDirectory:
     """Claims the next attempt on a run directory, in all processes alike.
 
@@ -117,18 +117,18 @@ def open_run(
       environment: what the launcher said; its attempt number is taken where there is one.
       coordination: the other processes.
       request: how the user wants to open it.
-      files: the store behind ``location``; None where it is a local path.
+      root: the store behind ``location``; None opens it.
 
     Raises:
       RunDirectoryError: it holds another run, or an owner still lives, or the request does not fit.
       ConfigError: the configuration changes what the run computes.
     """
-    files = files or _local_files(location)
+    root = root or open_root(location)
     local = _local_folder(location, environment)
     if coordination.process_index != 0:
-        return _Follower(files, local).hear(coordination)
+        return _Follower(root, local).hear(coordination)
     try:
-        opened = _Claim(location, files, local, loaded, environment, request or Request()).take()
+        opened = _Claim(location, root, local, loaded, environment, request or Request()).take()
     except (RunDirectoryError, ConfigError, ContractError) as error:
         agree(coordination, "run_directory", {"refused": str(error)}, timeout_s=CLAIM_S)
         raise
@@ -138,9 +138,9 @@ def open_run(
     return opened
 
 
-def read_journal(files: Files) -> tuple[list[JournalEntry], int]:
+def read_journal(root: Root) -> tuple[list[JournalEntry], int]:
     """Returns the journal's entries, and how many lines a dying writer left torn."""
-    text = (files.read("journal.jsonl") or b"").decode(errors="replace")
+    text = (root.read("journal.jsonl") or b"").decode(errors="replace")
     entries, torn = [], 0
     for number, line in enumerate(text.splitlines(), start=1):
         try:
@@ -152,13 +152,13 @@ def read_journal(files: Files) -> tuple[list[JournalEntry], int]:
     return entries, torn
 
 
-def append_line(files: Files, key: str, line: str) -> None:
+def append_line(root: Root, key: str, line: str) -> None:
     """Appends one line; a torn line that a dead writer left gets an end of its own first."""
-    if not isinstance(files, LocalFiles):
-        before = files.read(key) or b""
-        files.write(key, before + _separator(before) + line.encode() + b"\n")
+    path = root.local_path(key)
+    if path is None:
+        before = root.read(key) or b""
+        root.write(key, before + _separator(before) + line.encode() + b"\n")
         return
-    path = files.folder / key
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b") as file:
         size = file.seek(0, os.SEEK_END)
@@ -170,7 +170,7 @@ def append_line(files: Files, key: str, line: str) -> None:
 class _Follower:
     """Every process but 0."""
 
-    files: Files
+    root: Root
     local: pathlib.Path
 
     def hear(self, coordination: Coordination) -> RunDirectory:
@@ -178,7 +178,7 @@ class _Follower:
         if "refused" in told:
             raise RunDirectoryError(told["refused"])
         return RunDirectory(
-            files=self.files,
+            root=self.root,
             local=self.local,
             run_id=told["run_id"],
             attempt=told["attempt"],
@@ -195,7 +195,7 @@ class _Claim:
     """Process 0's decision."""
 
     location: str
-    files: Files
+    root: Root
     local: pathlib.Path
     loaded: LoadedConfig
     environment: Environment | None
@@ -223,10 +223,10 @@ class _Claim:
         )
 
     def _run_record(self) -> RunRecord | None:
-        data = self.files.read("run.json")
+        data = self.root.read("run.json")
         if data is not None:
             return RunRecord.from_json(data.decode(), source=f"{self.location}/run.json")
-        if strangers := [n for n in self.files.children() if n in ("checkpoints", "metrics.jsonl")]:
+        if strangers := [n for n in self.root.children() if n in ("checkpoints", "metrics.jsonl")]:
             raise RunDirectoryError(
                 f"{self.location} holds {' and '.join(strangers)} but no run.json: it is not a "
                 "run of Lockstep, or run.json was removed. Take another --run_dir."
@@ -255,7 +255,7 @@ class _Claim:
         """Configuration of the newest attempt that got as far as writing one."""
         for attempt in reversed(self._attempts()):
             key = f"attempts/{attempt}/config/resolved.json"
-            data = self.files.read(key)
+            data = self.root.read(key)
             if data is not None:
                 try:
                     found: dict[str, Any] = json.loads(data)
@@ -265,19 +265,19 @@ class _Claim:
         return None
 
     def _attempts(self) -> list[int]:
-        return sorted(int(name) for name in self.files.children("attempts/") if name.isdigit())
+        return sorted(int(name) for name in self.root.children("attempts/") if name.isdigit())
 
     def _claim(self) -> OwnerFile:
         """Creates the owner file of an attempt that nobody has; exactly one process can."""
         while True:
             attempts = self._attempts()
             for attempt in reversed(attempts):
-                previous = OwnerFile(self.files, f"attempts/{attempt}/owner.json")
+                previous = OwnerFile(self.root, f"attempts/{attempt}/owner.json")
                 self._check_previous(previous, attempt)
                 if previous.read() is not None:
                     break
             number = self._next(attempts)
-            own = OwnerFile(self.files, f"attempts/{number}/owner.json")
+            own = OwnerFile(self.root, f"attempts/{number}/owner.json")
             if own.claim(attempt=number, launched=self.environment is not None):
                 return own
             if self.environment is not None:
@@ -317,7 +317,7 @@ class _Claim:
             record = self._create_run(resolved)
         assert owner.attempt is not None
         opened = RunDirectory(
-            files=self.files,
+            root=self.root,
             local=self.local,
             run_id=record.run_id,
             attempt=owner.attempt,
@@ -326,9 +326,9 @@ class _Claim:
             owner=owner,
         )
         text = config_record.describe(self.loaded)
-        self.files.write(f"{opened.folder}config/operative.gin", text.encode())
+        self.root.write(f"{opened.folder}config/operative.gin", text.encode())
         data = json.dumps(resolved, indent=1).encode()
-        self.files.write(f"{opened.folder}config/resolved.json", data)
+        self.root.write(f"{opened.folder}config/resolved.json", data)
         opened.journal(
             "attempt_started",
             owner=str(owner.read()),
@@ -346,15 +346,9 @@ class _Claim:
             identity=resolved["identity"],
             software=_versions(),
         )
-        if not self.files.create("run.json", record.to_json().encode()):
+        if not self.root.create("run.json", record.to_json().encode()):
             return self._run_record() or record
         return record
-
-
-def _local_files(location: str) -> LocalFiles:
-    if "://" in location:
-        raise RunDirectoryError(f"{location} is not a local path; open its store first.")
-    return LocalFiles(pathlib.Path(location).expanduser())
 
 
 def _local_folder(location: str, environment: Environment | None) -> pathlib.Path:

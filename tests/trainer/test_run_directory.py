@@ -11,13 +11,13 @@ import time
 import pytest
 
 from launch.contract import Environment, RunRecord
-from trainer import config, owner, run_directory
+from trainer import config, owner
+from trainer.checkpoints.root import LocalRoot
 from trainer.config_errors import ConfigError
 from trainer.config_schema import Schema
 from trainer.coordination import Alone
 from trainer.owner import Owner, OwnerFile
 from trainer.run_directory import Request, Resume, RunDirectoryError, open_run, read_journal
-from trainer.run_files import LocalFiles
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ def test_the_first_attempt_writes_run_config_owner_and_journal(claim, tmp_path):
     attempt = tmp_path / "run/attempts/1"
     assert "Root.batch = 4" in (attempt / "config/operative.gin").read_text()
     assert json.loads((attempt / "config/resolved.json").read_text())["run"]["batch"] == 4
-    entries, torn = read_journal(run.files)
+    entries, torn = read_journal(run.root)
     assert [entry.event for entry in entries] == ["attempt_started"]
     assert torn == 0
 
@@ -96,10 +96,10 @@ def test_a_second_live_run_is_refused_by_host_process_and_time(claim):
 
 def test_an_owner_that_died_here_is_taken_over(claim, tmp_path):
     program = (
-        "import os, sys\n"
+        "import os, pathlib, sys\n"
         "from trainer.owner import OwnerFile\n"
-        "from trainer.run_files import LocalFiles\n"
-        "own = OwnerFile(LocalFiles(sys.argv[1]), 'attempts/1/owner.json')\n"
+        "from trainer.checkpoints.root import LocalRoot\n"
+        "own = OwnerFile(LocalRoot(pathlib.Path(sys.argv[1])), 'attempts/1/owner.json')\n"
         "assert own.claim(attempt=1, launched=False)\n"
         "os.kill(os.getpid(), 9)\n"
     )
@@ -147,7 +147,7 @@ def test_a_released_directory_is_free_at_once(claim, tmp_path):
 def test_the_heartbeat_is_renewed_until_release(tmp_path):
     beats = threading.Event()
 
-    class Watched(LocalFiles):
+    class Watched(LocalRoot):
         """Tells of writing."""
 
         def write(self, key, data):
@@ -222,7 +222,7 @@ def test_a_changed_identity_is_refused_before_anything_is_written(claim, tmp_pat
     assert not (tmp_path / "run/attempts/2").exists()
     run = claim("Root.batch=4", "Root.workers=2", allow_change=("Root.batch",))
     assert [change.key for change in run.changes] == ["Root.batch", "Root.workers"]
-    assert read_journal(run.files)[0][-1].details["changes"] == [
+    assert read_journal(run.root)[0][-1].details["changes"] == [
         "Root.batch: 8 -> 4",
         "Root.workers: 0 -> 2",
     ]
@@ -291,7 +291,7 @@ def test_other_processes_hear_the_decision_and_write_nothing(tmp_path, request_)
     assert (heard.run_id, heard.attempt, heard.resumed) == (run.run_id, 1, False)
     heard.journal("x")
     heard.close()
-    assert len(read_journal(run.files)[0]) == 1
+    assert len(read_journal(run.root)[0]) == 1
     run.close()
 
 
@@ -301,33 +301,20 @@ def test_a_torn_line_of_the_journal_is_passed_over(claim, tmp_path):
     with journal.open("a") as file:
         file.write('{"version": 1, "ti')
     run.journal("after", step=3)
-    entries, torn = read_journal(run.files)
+    entries, torn = read_journal(run.root)
     assert ([entry.event for entry in entries], torn) == (["attempt_started", "after"], 1)
     assert entries[1].details == {"step": 3}
 
 
-class Remote:
-    """A store that is not a local directory: whole files only."""
+class Remote(LocalRoot):
+    """A store without local paths: whole files only."""
 
-    def __init__(self):
-        self.values = {}
-
-    def create(self, key, data):
-        return self.values.setdefault(key, data) is data
-
-    def write(self, key, data):
-        self.values[key] = data
-
-    def read(self, key):
-        return self.values.get(key)
-
-    def children(self, prefix=""):
-        names = {k[len(prefix) :].split("/")[0] for k in self.values if k.startswith(prefix)}
-        return tuple(sorted(names))
+    def local_path(self, key):
+        return None
 
 
 def test_a_run_may_live_on_another_store(tmp_path):
-    files = Remote()
+    root = Remote(tmp_path)
 
     def take():
         return open_run(
@@ -335,7 +322,7 @@ def test_a_run_may_live_on_another_store(tmp_path):
             loaded=loaded(),
             environment=None,
             coordination=Alone(),
-            files=files,
+            root=root,
         )
 
     first = take()
@@ -345,11 +332,5 @@ def test_a_run_may_live_on_another_store(tmp_path):
     second = take()
     second.close()
     assert second.attempt == 2
-    assert [e.attempt for e in read_journal(files)[0]] == [1, 2]
+    assert [e.attempt for e in read_journal(root)[0]] == [1, 2]
     assert "bucket/runs/x" in str(second.local)
-
-
-def test_a_store_must_be_opened_before_it_is_claimed():
-    with pytest.raises(RunDirectoryError, match=r"not a local path"):
-        open_run("gs://b/x", loaded=loaded(), environment=None, coordination=Alone())
-    assert run_directory.CLAIM_S > 0
