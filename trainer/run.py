@@ -142,19 +142,21 @@ def prepare(loaded: LoadedConfig, *, options: Options, participant: Participant)
     config = loaded.run
     with user_error(ExitCode.CONFIGURATION):
         mesh = build_mesh(config.mesh)
+        program, shardings = assemble(config, mesh=mesh)
+    root = open_root(options.run_dir)
     directory = open_run(
         options.run_dir,
         loaded=loaded,
         environment=participant.environment,
         coordination=participant.coordination,
         request=options.request,
-        files=open_root(options.run_dir),
+        root=root,
     )
-    participant.attempt, participant.files = directory.attempt, directory.files
+    participant.attempt, participant.root = directory.attempt, directory.root
     data, held_out = load_data(config, cache_dir=options.cache_dir)
-    program, shardings = assemble(config, mesh=mesh, data=data)
+    program = with_data(program, config=config, data=data)
     store = CheckpointStore(
-        open_root(options.run_dir),
+        root,
         attempt=directory.attempt,
         config=config.checkpoint,
         coordination=checkpoint_coordination.of_this_process(),
@@ -196,26 +198,32 @@ def load_data(config: RunConfig, *, cache_dir: pathlib.Path) -> tuple[Dataset, D
     return data, held_out
 
 
-def assemble(
-    config: RunConfig, *, mesh: Mesh, data: Dataset
-) -> tuple[Program, dict[str, NamedSharding]]:
+def assemble(config: RunConfig, *, mesh: Mesh) -> tuple[Program, dict[str, NamedSharding]]:
     """Returns the program and where batches go.
 
     Raises:
-      UserError: mesh, rules, model and data do not fit together.
+      ValueError: mesh, rules, model, schedule and batch do not fit together.
     """
-    with user_error(ExitCode.CONFIGURATION):
-        if isinstance(config.task, LanguageModel):
-            data.check_vocabulary(config.task.model.vocab_size)
-        sizes = None if data.token_bytes is None else tuple(data.token_bytes.tolist())
-        task = build_task(config.task, token_bytes=sizes)
-        program = build_program(config, task=task, mesh=mesh)
-        check_batch(config, mesh=mesh)
-        spec = task.batch_spec(rows=config.data.global_batch, length=config.data.sequence_length)
-        shardings = {
-            name: program.shard.sharding(s.axes, shape=s.shape) for name, s in spec.items()
-        }
+    check_batch(config, mesh=mesh)
+    task = build_task(config.task)
+    program = build_program(config, task=task, mesh=mesh)
+    abstract_state(program)
+    spec = task.batch_spec(rows=config.data.global_batch, length=config.data.sequence_length)
+    shardings = {name: program.shard.sharding(s.axes, shape=s.shape) for name, s in spec.items()}
     return program, shardings
+
+
+def with_data(program: Program, *, config: RunConfig, data: Dataset) -> Program:
+    """Returns the program with a task that knows the dataset's tokens.
+
+    Raises:
+      UserError: the model's vocabulary is too small.
+    """
+    if isinstance(config.task, LanguageModel):
+        with user_error(ExitCode.CONFIGURATION):
+            data.check_vocabulary(config.task.model.vocab_size)
+    sizes = None if data.token_bytes is None else tuple(data.token_bytes.tolist())
+    return dataclasses.replace(program, task=build_task(config.task, token_bytes=sizes))
 
 
 def check_batch(config: RunConfig, *, mesh: Mesh) -> None:
