@@ -19,9 +19,9 @@ from typing import NoReturn
 from launch import contract
 from launch.contract import Environment, ExitCode, Phase, Progress, RankExit
 from trainer import endings
+from trainer.checkpoints.root import Root
 from trainer.coordination import Alone, Coordination, Joined, PeersMissingError
 from trainer.preemption import Preemption
-from trainer.run_files import Files
 
 INITIALIZATION_S = 300
 HEARTBEAT_S = 30
@@ -44,7 +44,7 @@ class Participant:
       coordination: agreement with the other processes; of one process until `join`.
       preemption: SIGTERM; ``preemption.reached()`` is asked after every step.
       attempt: number of the attempt; set by whoever claims it.
-      files: where the run's records are; None before the run directory is open.
+      root: where the run's records are; None before the run directory is open.
       step: last completed step; the loop sets it.
       saved_step: newest committed step; the checkpoint store sets it.
     """
@@ -54,10 +54,11 @@ class Participant:
         self.coordination: Coordination = Alone()
         self.preemption = Preemption(self._leave_on_signal)
         self.attempt = environment.attempt if environment else 0
-        self.files: Files | None = None
+        self.root: Root | None = None
         self.step: int | None = None
         self.saved_step: int | None = None
         self._leaving = threading.RLock()
+        self._last_acts: list[Callable[[], None]] = []
         self._joined = False
         self._progress: tuple[Phase, int] | None = None
 
@@ -76,6 +77,13 @@ class Participant:
         self._joined = True
         self.preemption.connect(self.coordination)
         threading.Thread(target=self._hear_of_failures, daemon=True, name="failures").start()
+
+    def before_leaving(self, act: Callable[[], None]) -> None:
+        """Has ``act`` called before this process leaves, however it leaves; the last one first.
+
+        It may be called from another thread while the main thread is still busy.
+        """
+        self._last_acts.append(act)
 
     def progress(self, phase: Phase, *, step: int | None = None) -> None:
         """Tells the agent of this host what the process is busy with; cheap enough per step."""
@@ -98,6 +106,7 @@ class Participant:
         self.coordination.barrier("finish", timeout_s=patience)
         cause = "done" if code == ExitCode.DONE else "PreemptedError"
         self._enter_leaving()
+        self._act()
         self._record(self._ending(code, cause=cause, message=message))
         if self.coordination.process_count > 1:
             import jax
@@ -166,11 +175,19 @@ class Participant:
             error=error,
         )
 
+    def _act(self) -> None:
+        while self._last_acts:
+            act = self._last_acts.pop()
+            try:
+                act()
+            except Exception as error:  # noqa: BLE001 - the ending itself must still be told
+                _say(f"{act} failed while leaving: {type(error).__name__}: {error}")
+
     def _record(self, ending: RankExit) -> None:
-        if self.files is None:
+        if self.root is None:
             return
         try:
-            endings.write_ending(self.files, ending)
+            endings.write_ending(self.root, ending)
         except (OSError, ValueError) as error:
             _say(f"The end of rank {self.rank} could not be recorded: {error}")
 
@@ -184,6 +201,7 @@ class Participant:
         try:
             self._record(ending)
             self._tell(ending)
+            self._act()
             _end_children()
             _say(last)
             self._say_goodbye()

@@ -14,9 +14,9 @@ import traceback
 from collections.abc import Iterator
 
 from launch.contract import ContractError, ExitCode, RankExit, Reason, reason_of
+from trainer.checkpoints.root import Root
 from trainer.config_errors import ConfigError
 from trainer.coordination import PeersMissingError
-from trainer.run_files import Files
 
 _RUNTIME_ERRORS = frozenset({"JaxRuntimeError", "XlaRuntimeError"})
 _STATUS = re.compile(
@@ -130,26 +130,26 @@ def first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def write_ending(files: Files, ending: RankExit) -> Reason:
+def write_ending(root: Root, ending: RankExit) -> Reason:
     """Writes a process's record, then the attempt's reason by all records that there are.
 
     Several processes may do so at once: each looks again after it wrote, so that the last one to
     write has seen every record.
     """
     folder = f"attempts/{ending.attempt}/"
-    files.write(f"{folder}ranks/{ending.rank}.json", ending.to_json().encode())
+    root.write(f"{folder}ranks/{ending.rank}.json", ending.to_json().encode())
     while True:
-        names = files.children(f"{folder}ranks/")
-        reason = reason_of(list(_endings(files, folder, names)))
-        files.write(f"{folder}reason.json", reason.to_json().encode())
-        if files.children(f"{folder}ranks/") == names:
+        names = root.children(f"{folder}ranks/")
+        reason = reason_of(list(_endings(root, folder, names)))
+        root.write(f"{folder}reason.json", reason.to_json().encode())
+        if root.children(f"{folder}ranks/") == names:
             return reason
 
 
-def _endings(files: Files, folder: str, names: tuple[str, ...]) -> Iterator[RankExit]:
+def _endings(root: Root, folder: str, names: tuple[str, ...]) -> Iterator[RankExit]:
     for name in names:
         key = f"{folder}ranks/{name}"
-        data = files.read(key)
+        data = root.read(key)
         if data is not None:
             yield RankExit.from_json(data.decode(), source=key)
 

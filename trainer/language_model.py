@@ -79,3 +79,14 @@ class LanguageModelTask:
         if sums.get("bytes"):
             reported["bits_per_byte"] = sums["nll"] / math.log(2) / sums["bytes"]
         return reported
+
+    def attention_flops(self, *, rows: int, length: int, causal: bool) -> float:
+        """See Task; a window of W tokens leaves at most W keys per query."""
+        model = self.config.model
+        assert model.head_dim is not None
+        pairs = 0
+        for kind in model.blocks:
+            width = min(length, model.window or length) if kind == "local" else length
+            outside = length - width
+            pairs += width * (width + 1) // 2 + outside * width if causal else length * width
+        return 4.0 * rows * model.heads * model.head_dim * pairs

@@ -57,3 +57,11 @@ class Task(Protocol):
     def metrics(self, sums: Mapping[str, float], *, weight: float) -> dict[str, float]:
         """Turns sums of ``loss``'s metrics over any number of batches into reported metrics."""
         ...
+
+    def attention_flops(self, *, rows: int, length: int, causal: bool) -> float:
+        """Returns operations of a forward pass between activations (scores, weighted sums).
+
+        Counted from the formula, because fused kernels hide them from the traced program.
+        ``causal`` counts only pairs that a causal mask lets through.
+        """
+        ...

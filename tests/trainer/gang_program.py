@@ -3,13 +3,14 @@
 Each process prints "step N" after every step, and "waiting" where it waits for ever.
 """
 
+import pathlib
 import sys
 import threading
 
 from launch.contract import Phase
+from trainer.checkpoints.root import LocalRoot
 from trainer.distributed import Participant, run_guarded
 from trainer.endings import PreemptedError
-from trainer.run_files import LocalFiles
 
 RUN_DIR, MODE = sys.argv[1:3]
 
@@ -40,7 +41,9 @@ def make_step(participant):
 
 
 def main(participant: Participant):
-    participant.files = LocalFiles(RUN_DIR)
+    participant.root = LocalRoot(pathlib.Path(RUN_DIR))
+    participant.before_leaving(lambda: say("last act"))
+    participant.before_leaving(lambda: 1 / 0)
     participant.join()
     if MODE == "before_first_step":
         wait_for_ever()

@@ -107,7 +107,8 @@ def test_one_process_stops_at_a_step_on_sigterm(start):
     ending = gang.ending(0, attempt=0)
     assert gang.last_step(0) == f"step {ending.saved_step}"
     assert gang.reason(attempt=0).saved_step == ending.saved_step
-    assert gang.stderr(0).strip() == f"SIGTERM: saved step {ending.saved_step}"
+    assert gang.stderr(0).splitlines()[-1] == f"SIGTERM: saved step {ending.saved_step}"
+    assert "ZeroDivisionError" in gang.stderr(0)  # a last act that fails is told and passed over
 
 
 def test_one_process_leaves_at_once_before_the_first_step(start):
@@ -127,6 +128,7 @@ def test_a_second_signal_means_now(start):
     gang.processes[0].send_signal(signal.SIGTERM)
     assert gang.codes() == [75]
     assert "second SIGTERM" in gang.stderr(0)
+    assert gang.processes[0].stdout.read() == "last act\n"
 
 
 def test_an_interrupt_from_the_keyboard_is_clean(start):

@@ -7,10 +7,10 @@ import pytest
 
 from launch.contract import ContractError, ExitCode, RankExit, Reason
 from trainer import endings
+from trainer.checkpoints.root import LocalRoot
 from trainer.config_errors import ConfigError, Problem
 from trainer.coordination import PeersMissingError
 from trainer.endings import Classified, NumericsError, PeerLostError, PreemptedError, classify
-from trainer.run_files import LocalFiles
 
 
 class JaxRuntimeError(RuntimeError):
@@ -92,7 +92,7 @@ def record(rank, *, time, code, cascade=False):
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
 def test_the_reason_does_not_depend_on_who_writes_last(tmp_path, order):
-    files = LocalFiles(tmp_path)
+    files = LocalRoot(tmp_path)
     records = [
         record(0, time=1.0, code=85, cascade=True),
         record(1, time=2.0, code=97),
@@ -105,7 +105,7 @@ def test_the_reason_does_not_depend_on_who_writes_last(tmp_path, order):
 
 
 def test_a_writer_that_was_overtaken_looks_again(tmp_path):
-    class Overtaken(LocalFiles):
+    class Overtaken(LocalRoot):
         """Another process's record appears between this one's look and its writing."""
 
         def write(self, key, data):
@@ -120,7 +120,7 @@ def test_a_writer_that_was_overtaken_looks_again(tmp_path):
 
 
 def test_a_failure_counts_before_a_rank_that_finished(tmp_path):
-    files = LocalFiles(tmp_path)
+    files = LocalRoot(tmp_path)
     endings.write_ending(files, record(0, time=1.0, code=0))
     assert endings.write_ending(files, record(1, time=2.0, code=70)).code == 70
 
