@@ -5,9 +5,11 @@ split depends on its path (files) or content (lines) alone, never on how many ot
 """
 
 import dataclasses
+import functools
 import glob
 import hashlib
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -24,15 +26,45 @@ _LINES_PER_READ = 4096
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """Text, ready to be tokenized.
+    """Text, ready to be tokenized. Only `splits` reads the documents themselves.
 
     Attributes:
       manifest: files, digests, licence; its digest is the dataset's version.
-      splits: documents of each split.
+      source: all documents.
+      shares: returns a number in [0, 1) for each document, float64 [documents].
+      held_out: documents whose number is below it are held out.
     """
 
     manifest: Manifest
-    splits: dict[Split, Source]
+    source: Source
+    shares: Callable[[], np.ndarray]
+    held_out: float
+
+    def __post_init__(self) -> None:
+        name = self.manifest.name
+        if not 0.0 <= self.held_out < 1.0:
+            raise ValueError(f"held_out={self.held_out} of dataset {name!r} is not in [0, 1).")
+        if not len(self.source):
+            raise ValueError(f"Dataset {name!r} is empty: its files hold no documents.")
+
+    @functools.cached_property
+    def splits(self) -> dict[Split, Source]:
+        """Documents of each split.
+
+        Raises:
+          ValueError: a document cannot be read, or none is left for training.
+        """
+        share = self.shares()
+        train, held_out = np.flatnonzero(share >= self.held_out), share < self.held_out
+        if not len(train):
+            raise ValueError(
+                f"All {len(share)} documents of dataset {self.manifest.name!r} fall into the "
+                f"held-out split; lower held_out={self.held_out} or add documents."
+            )
+        return {
+            "train": Subset(self.source, indices=train),
+            "held_out": Subset(self.source, indices=np.flatnonzero(held_out)),
+        }
 
 
 def open_corpus(config: SourceConfig) -> Corpus:
@@ -88,8 +120,12 @@ def _of_files(root: Path, *, paths: list[str], name: str, licence: str, held_out
         licence=licence,
         files=tuple(_file_record(root, path=path, records=1) for path in paths),
     )
-    share = np.array([hash_share(path.encode()) for path in paths])
-    return _split(FileDocuments(root, paths=paths), manifest=manifest, share=share, limit=held_out)
+    return Corpus(
+        manifest=manifest,
+        source=FileDocuments(root, paths=paths),
+        shares=lambda: np.array([hash_share(path.encode()) for path in paths]),
+        held_out=held_out,
+    )
 
 
 def _json_lines(config: JsonLines) -> Corpus:
@@ -108,33 +144,20 @@ def _json_lines(config: JsonLines) -> Corpus:
             for path, records in zip(paths, source.records)
         ),
     )
-    shares = [
-        [hash_share(text) for text in split_ragged(part["text"], part["lengths"])]
-        for start in range(0, len(source), _LINES_PER_READ)
-        for part in [source.read(np.arange(start, min(start + _LINES_PER_READ, len(source))))]
-    ]
-    share = np.array([value for part in shares for value in part])
-    return _split(source, manifest=manifest, share=share, limit=config.held_out)
-
-
-def _split(source: Source, *, manifest: Manifest, share: np.ndarray, limit: float) -> Corpus:
-    if not 0.0 <= limit < 1.0:
-        raise ValueError(f"held_out={limit} of dataset {manifest.name!r} is not in [0, 1).")
-    if not len(source):
-        raise ValueError(f"Dataset {manifest.name!r} is empty: its files hold no documents.")
-    train, held_out = np.flatnonzero(share >= limit), np.flatnonzero(share < limit)
-    if not len(train):
-        raise ValueError(
-            f"All {len(source)} documents of dataset {manifest.name!r} fall into the held-out "
-            f"split; lower held_out={limit} or add documents."
-        )
     return Corpus(
         manifest=manifest,
-        splits={
-            "train": Subset(source, indices=train),
-            "held_out": Subset(source, indices=held_out),
-        },
+        source=source,
+        shares=lambda: _content_shares(source),
+        held_out=config.held_out,
     )
+
+
+def _content_shares(source: Source) -> np.ndarray:
+    shares: list[float] = []
+    for start in range(0, len(source), _LINES_PER_READ):
+        part = source.read(np.arange(start, min(start + _LINES_PER_READ, len(source))))
+        shares += [hash_share(text) for text in split_ragged(part["text"], part["lengths"])]
+    return np.array(shares)
 
 
 def hash_share(text: bytes) -> float:

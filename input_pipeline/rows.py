@@ -38,22 +38,32 @@ class RowReader:
         Raises:
           ValueError: a token is not in the vocabulary.
         """
-        batch: dict[str, np.ndarray] = {
-            name: np.zeros((len(indices), self._length), dtype) for name, dtype in FIELDS.items()
-        }
         real = np.flatnonzero(indices >= 0)
         if not len(real):
-            return batch
+            return self._padding(len(indices))
         pieces = self._plan.pieces(indices[real])
-        source = ranges(self._store.starts(pieces.document) + pieces.begin, pieces.length)
-        place = ranges(real[pieces.row] * self._length + pieces.column, pieces.length)
-        flat = {name: array.reshape(-1) for name, array in batch.items()}
-        flat["inputs"][place] = self._tokens(source)
-        flat["targets"][place] = self._tokens(source + 1)
-        flat["loss_weights"][place] = 1.0
-        flat["segment_ids"][place] = np.repeat(pieces.segment, pieces.length)
-        flat["positions"][place] = ranges(np.zeros_like(pieces.length), pieces.length)
+        within = ranges(np.zeros_like(pieces.length), pieces.length)
+        source = np.repeat(self._store.starts(pieces.document) + pieces.begin, pieces.length)
+        source += within
+        values = {
+            "inputs": self._tokens(source),
+            "targets": self._tokens(np.add(source, 1, out=source)),
+            "loss_weights": np.ones(len(within), np.float32),
+            "segment_ids": np.repeat(pieces.segment.astype(np.int32), pieces.length),
+            "positions": within.astype(np.int32),
+        }
+        if len(within) == len(indices) * self._length:
+            # Full rows, in order: nearly every batch of packed text.
+            return {name: array.reshape(-1, self._length) for name, array in values.items()}
+        place = within
+        place += np.repeat(real[pieces.row] * self._length + pieces.column, pieces.length)
+        batch = self._padding(len(indices))
+        for name, array in batch.items():
+            array.reshape(-1)[place] = values[name]
         return batch
+
+    def _padding(self, rows: int) -> dict[str, np.ndarray]:
+        return {name: np.zeros((rows, self._length), dtype) for name, dtype in FIELDS.items()}
 
     def _tokens(self, addresses: np.ndarray) -> np.ndarray:
         tokens = self._store.gather(addresses)

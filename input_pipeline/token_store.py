@@ -13,12 +13,13 @@ every size, and the digests of stores small enough that it takes no time.
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from input_pipeline.cache import make_once
 from input_pipeline.data_config import Split
 from input_pipeline.manifest import Manifest, digest_of, file_digest
 
@@ -146,9 +147,11 @@ class SplitWriter:
           lengths: int64 [n], tokens per document.
 
         Raises:
-          ValueError: a token is out of range; names the document.
+          ValueError: a token is out of range (names the document), or the lengths do not add up.
         """
         stops = np.cumsum(lengths, dtype=np.int64)
+        if len(tokens) != int(stops[-1] if len(stops) else 0):
+            raise ValueError(f"{len(tokens)} tokens, but lengths that sum to {stops[-1:].sum()}.")
         bad = np.flatnonzero((tokens < 0) | (tokens >= self._vocab_size))
         if len(bad):
             document = self._documents + int(np.searchsorted(stops, bad[0], side="right"))
@@ -203,6 +206,49 @@ class SplitWriter:
             sha256=file_digest(path),
             entries=entries,
         )
+
+
+def write_tokens(
+    folder: Path,
+    *,
+    manifest: Manifest,
+    vocab_size: int,
+    splits: Mapping[Split, Iterable[tuple[np.ndarray, np.ndarray]]],
+    tokenizer: str | None = None,
+) -> StoreRecord:
+    """Writes documents that already are tokens; the folder appears whole or not at all.
+
+    Args:
+      folder: where; must not exist.
+      manifest: name, licence and source; ``files`` may be empty.
+      vocab_size: tokens are in ``[0, vocab_size)``.
+      splits: split -> parts of ``(tokens [sum(lengths)], lengths [documents])``.
+      tokenizer: `Tokenizer.to_json`, so that bits per byte can be computed and text be shown.
+
+    Raises:
+      ValueError: the folder exists, or a token is out of range.
+    """
+    if folder.exists():
+        raise ValueError(f"{folder} exists already; delete it or give another name.")
+
+    def make(partial: Path) -> None:
+        records: dict[str, SplitRecord] = {}
+        for split, parts in splits.items():
+            writer = SplitWriter(partial, split=split, vocab_size=vocab_size)
+            for tokens, lengths in parts:
+                writer.append(tokens, lengths=lengths)
+            records[split] = writer.finish()
+        dtype = token_dtype(vocab_size).str
+        StoreRecord(
+            manifest=manifest,
+            tokenizer=tokenizer,
+            vocab_size=vocab_size,
+            dtype=dtype,
+            splits=records,
+        ).write(partial)
+
+    make_once(folder, make=make)
+    return StoreRecord.read(folder)
 
 
 class TokenStore:

@@ -96,7 +96,9 @@ class HuggingFaceTokenizer:
         self._tokenizer.encode_special_tokens = True
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
-        special = {t["content"]: t["id"] for t in self._spec["added_tokens"] if t["special"]}
+        special = {
+            t["content"]: t["id"] for t in self._spec.get("added_tokens") or [] if t["special"]
+        }
         for name in (bos, eos):
             if name not in special:
                 raise ValueError(

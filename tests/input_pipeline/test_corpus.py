@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from input_pipeline.corpus import hash_share, open_corpus
 from input_pipeline.data_config import JsonLines, StandardLibrary, TextFiles, TokenShards
 from input_pipeline.manifest import Manifest
-from input_pipeline.source import Source, line_spans, split_ragged
+from input_pipeline.source import JsonLineDocuments, Source, line_spans, split_ragged
 
 
 def texts(source: Source) -> list[bytes]:
@@ -120,7 +120,7 @@ def test_a_malformed_line_is_named_by_file_and_line(tmp_path, line, message) -> 
     (tmp_path / "a.jsonl").write_text(f"{good}\n\n{line}\n{good}\n")
     config = JsonLines(root=str(tmp_path), licence="CC0-1.0", held_out=0.0)
     with pytest.raises(ValueError, match=message):
-        open_corpus(config)
+        _ = open_corpus(config).splits
 
 
 def test_text_that_is_not_utf8_is_named(folder) -> None:
@@ -146,9 +146,14 @@ def test_empty_sets_are_refused(tmp_path) -> None:
         open_corpus(config)
     (tmp_path / "a.jsonl").write_text('{"text": "x"}')
     with pytest.raises(ValueError, match="held-out"):
-        open_corpus(replace(config, held_out=0.999999))
+        _ = open_corpus(replace(config, held_out=0.999999)).splits
     with pytest.raises(ValueError, match=r"not in \[0, 1\)"):
         open_corpus(replace(config, held_out=1.0))
+
+
+def test_opening_a_corpus_reads_no_document(lines, monkeypatch) -> None:
+    monkeypatch.setattr(JsonLineDocuments, "read", None)
+    assert open_corpus(lines).manifest.records == 50
 
 
 def test_a_source_of_tokens_holds_no_text() -> None:

@@ -1,6 +1,7 @@
 """The batch of a step is the same for any processes, workers, prefetch and restarts (promise 1)."""
 
 import itertools
+import multiprocessing
 import os
 import select
 import signal
@@ -72,6 +73,7 @@ def test_workers_continue_from_the_step_asked_for_and_change_nothing(dataset, wo
     rows = np.array([1, 6])
     got = taken(dataset, rows=rows, start=5, stop=11, workers=workers, prefetch=3)
     expected = taken(dataset, rows=rows, start=5, stop=11)
+    assert not multiprocessing.active_children()
     assert [step for step, _ in got] == list(range(5, 11))
     assert all(same(a, b) for (_, a), (_, b) in zip(got, expected, strict=True))
 

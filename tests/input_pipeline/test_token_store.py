@@ -15,6 +15,7 @@ from input_pipeline.token_store import (
     TokenStore,
     ranges,
     token_dtype,
+    write_tokens,
 )
 
 DOCUMENTS = st.lists(st.lists(st.integers(0, 299), max_size=9), max_size=12)
@@ -69,6 +70,27 @@ def test_large_vocabularies_take_four_bytes(tmp_path, vocab, kind) -> None:
 def test_a_token_out_of_range_is_refused_with_its_document(tmp_path, bad) -> None:
     with pytest.raises(ValueError, match=f"Document 2 .* holds token {bad}"):
         written(tmp_path, [[1, 2], [], [5, bad], [3]], parts=2)
+
+
+def test_lengths_that_do_not_add_up_are_refused(tmp_path) -> None:
+    writer = SplitWriter(tmp_path, split="train", vocab_size=9)
+    with pytest.raises(ValueError, match="3 tokens, but lengths that sum to 2"):
+        writer.append(np.array([1, 2, 3]), lengths=np.array([2]))
+
+
+def test_written_tokens_appear_whole_or_not_at_all(tmp_path) -> None:
+    manifest = Manifest(name="test", source="test", licence="CC0-1.0", files=())
+    good = (np.array([1, 2, 3]), np.array([1, 2]))
+    bad = (np.array([1, 99]), np.array([2]))
+    with pytest.raises(ValueError, match="holds token 99"):
+        write_tokens(tmp_path / "a", manifest=manifest, vocab_size=9, splits={"train": [good, bad]})
+    assert not (tmp_path / "a").exists()
+    record = write_tokens(
+        tmp_path / "a", manifest=manifest, vocab_size=9, splits={"train": [good, good]}
+    )
+    assert record.splits["train"].documents == 4
+    with pytest.raises(ValueError, match="exists already"):
+        write_tokens(tmp_path / "a", manifest=manifest, vocab_size=9, splits={"train": [good]})
 
 
 def test_the_digest_covers_every_token_and_the_manifest(tmp_path) -> None:
