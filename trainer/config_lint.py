@@ -93,7 +93,7 @@ class _Lint:
             if binding is not None:
                 key = (binding.scope, binding.cls, binding.field)
                 if key in effective:
-                    replaced.update(_referenced(effective[key].value))
+                    replaced.update(_referenced(effective.pop(key).value))
                 effective[key] = binding
         self._check_overridden()
         self._check_unused_macros(tuple(effective.values()))
