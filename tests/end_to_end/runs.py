@@ -97,9 +97,7 @@ class Scene:
         }
         (self.folder / "state").mkdir(exist_ok=True)
         return [
-            self.start(
-                run_dir, *arguments, environ={**shared, "LAUNCH_PROCESS_ID": str(rank)}
-            )
+            self.start(run_dir, *arguments, environ={**shared, "LAUNCH_PROCESS_ID": str(rank)})
             for rank in range(processes)
         ]
 
@@ -116,21 +114,27 @@ class Scene:
 
     def parameters(self, run_dir: str) -> dict[str, np.ndarray]:
         """Returns the parameters of the newest step."""
-        from tests.end_to_end.saved import newest_parameters
+        from trainer.checkpoints.root import open_root
+        from trainer.checkpoints.store import CheckpointStore
+        from trainer.run_config import CheckpointConfig
 
-        return newest_parameters(self.folder / run_dir)
+        store = CheckpointStore(
+            open_root(self.folder / run_dir), attempt=None, config=CheckpointConfig()
+        )
+        return read_parameters(self.folder / run_dir / "checkpoints" / str(store.steps()[-1]))
 
 
 def make_scene(folder: pathlib.Path, *, documents: int = 80, seed: int = 0) -> Scene:
     """Writes a dataset that can be learned, and the run file."""
     rng = np.random.default_rng(seed)
 
-    def split(count: int) -> list[np.ndarray]:
+    def split(count: int) -> tuple[np.ndarray, np.ndarray]:
         lengths = rng.integers(5, 40, count)
-        return [((rng.integers(VOCAB) + 3 * np.arange(n)) % VOCAB).astype(np.int32) for n in lengths]
+        documents = [(rng.integers(VOCAB) + 3 * np.arange(n)) % VOCAB for n in lengths]
+        return np.concatenate(documents).astype(np.int32), lengths
 
     manifest = Manifest(name="counting", source="made for a test", licence="CC0-1.0", files=())
-    splits = {"train": split(documents), "held_out": split(11)}
+    splits = {"train": [split(documents)], "held_out": [split(11)]}
     write_tokens(folder / "data", manifest=manifest, vocab_size=VOCAB, splits=splits)
     gin = folder / "run.gin"
     gin.write_text(CONFIG.format(data=folder / "data"))
@@ -147,3 +151,22 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def read_parameters(step: pathlib.Path) -> dict[str, np.ndarray]:
+    """Returns path -> array of the parameters in one checkpointed step, on one device."""
+    import jax
+
+    from trainer.checkpoints.parameters import load_params
+    from trainer.state import nest
+
+    tree = json.loads((step / "MANIFEST.json").read_text())["tree"]
+    inside = "groups/model/parameters/"
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    abstract = {
+        path.removeprefix(inside): jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=here)
+        for path, (shape, dtype) in tree.items()
+        if path.startswith(inside)
+    }
+    leaves = jax.tree.leaves_with_path(load_params(str(step), nest(abstract)))
+    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
