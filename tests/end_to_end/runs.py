@@ -25,6 +25,7 @@ TrainConfig.steps = 24
 DataConfig.global_batch = 4
 DataConfig.sequence_length = 16
 ScheduleConfig.peak = 1e-2
+ScheduleConfig.decay_steps = 24
 CheckpointConfig.every = 4
 EvaluationConfig.every = 8
 LoggingConfig.every = 1
@@ -83,9 +84,14 @@ class Scene:
         return output
 
     def gang(
-        self, run_dir: str, *arguments: str, processes: int, attempt: int = 1
+        self,
+        run_dir: str,
+        *arguments: str,
+        processes: int,
+        attempt: int = 1,
+        last_rank: Sequence[str] = (),
     ) -> list[subprocess.Popen[str]]:
-        """Starts the processes of one attempt as a launcher would."""
+        """Starts the processes of one attempt as a launcher would; ``last_rank`` gets more."""
         port = free_port()
         shared = {
             "LAUNCH_RUN_ID": run_dir,
