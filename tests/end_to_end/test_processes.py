@@ -1,7 +1,6 @@
 """Several processes train as one, stop as one and fail as one, through the front door."""
 
 import json
-import pathlib
 import signal
 import subprocess
 
