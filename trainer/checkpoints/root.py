@@ -176,8 +176,7 @@ class LocalRoot(Root):
 
     def chunks(self, key: str, *, cold: bool = False) -> Iterator[bytes]:
         with self._at(key).open("rb", buffering=0) as source:
-            if cold:
-                os.fsync(source.fileno())
+            if cold and hasattr(os, "posix_fadvise"):  # Linux; elsewhere the cache may answer
                 os.posix_fadvise(source.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             while chunk := source.read(_CHUNK_BYTES):
                 yield chunk
