@@ -6,8 +6,8 @@ Imports neither jax nor flax, so that the planner reads it in milliseconds.
 import dataclasses
 from typing import Literal
 
-RematPolicy = Literal["none", "selective", "full"]
-"""What the backward pass keeps: everything, the matmul outputs, or only each layer's input."""
+RematPolicy = str
+"""'none', 'selective', 'full', or 'save:' and names; see models/stack.py."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

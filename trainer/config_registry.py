@@ -1,5 +1,7 @@
 """The dataclasses that gin files may bind, and which of their fields may change on resume."""
 
+from typing import Any
+
 from input_pipeline import data_config
 from models import decoder_config
 from partitioning import mesh_config
@@ -17,6 +19,13 @@ CONFIGURABLES: tuple[type, ...] = (
     mesh_config.MeshConfig,
     mesh_config.RulesConfig,
     data_config.DataConfig,
+    data_config.StandardLibrary,
+    data_config.TextFiles,
+    data_config.JsonLines,
+    data_config.TokenShards,
+    data_config.Bytes,
+    data_config.TokenizerFile,
+    data_config.TrainedBpe,
     optimizer_config.AdamW,
     optimizer_config.Adafactor,
     optimizer_config.Lion,
@@ -42,6 +51,43 @@ EXECUTION: frozenset[str] = frozenset(
         "DecoderConfig.loss_chunks",
         "DataConfig.workers",
         "DataConfig.prefetch",
+        # Places, not contents: the dataset's digest guards those.
+        "TextFiles.root",
+        "JsonLines.root",
+        "TokenShards.path",
+        "TokenizerFile.path",
     }
 )
 """Classes and fields that may differ between attempts of one run; all others are identity."""
+
+_extensions: dict[str, type] = {}
+
+
+def register[T: type](cls: T) -> T:
+    """Lets gin files bind ``cls``, a frozen dataclass of a module outside this repository.
+
+    Use it as a decorator in a module that the gin file imports (``import my_project.sources``).
+    The class itself stays as it is, so that its instances pickle.
+
+    Raises:
+      ValueError: it is no frozen dataclass, or another class has its name.
+    """
+    parameters: Any = getattr(cls, "__dataclass_params__", None)
+    if parameters is None or not parameters.frozen:
+        raise ValueError(f"{cls.__name__} is not a frozen dataclass; only those can be bound.")
+    taken = {known.__name__: known for known in configurables()}.get(cls.__name__)
+    if taken is not None and (taken.__module__, taken.__qualname__) != (
+        cls.__module__,
+        cls.__qualname__,
+    ):
+        raise ValueError(
+            f"{cls.__module__}.{cls.__name__}: {taken.__module__} already registers a class of "
+            "that name; rename one."
+        )
+    _extensions[cls.__name__] = cls
+    return cls
+
+
+def configurables() -> tuple[type, ...]:
+    """Returns `CONFIGURABLES` and what imported modules registered."""
+    return CONFIGURABLES + tuple(_extensions.values())

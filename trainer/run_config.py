@@ -38,6 +38,7 @@ class TrainConfig:
       skip_nonfinite: leave the state as it is when a gradient is not finite, and count it.
       max_nonfinite: consecutive skipped steps after which the run stops with exit code 97.
       ema_decay: decay of the exponential moving average of the parameters; None keeps none.
+      frozen: regular expressions of parameter paths that are not trained.
       parameter_seed: seed of the initial parameters.
       dropout_seed: seed of dropout.
       init_from: checkpoint step whose parameters the run starts from; None starts afresh.
@@ -49,6 +50,7 @@ class TrainConfig:
     skip_nonfinite: bool = True
     max_nonfinite: int = 10
     ema_decay: float | None = None
+    frozen: tuple[str, ...] = ()
     parameter_seed: int = 0
     dropout_seed: int = 1
     init_from: str | None = None
@@ -128,7 +130,7 @@ class RunConfig:
       logging: what is printed and written.
     """
 
-    task: TaskConfig = dataclasses.field(default_factory=lambda: _unset("RunConfig.task"))
+    task: TaskConfig
     data: DataConfig
     mesh: MeshConfig
     rules: RulesConfig
@@ -138,7 +140,3 @@ class RunConfig:
     evaluation: EvaluationConfig
     checkpoint: CheckpointConfig
     logging: LoggingConfig
-
-
-def _unset(name: str) -> TaskConfig:
-    raise ValueError(f"{name} is not set; a run file binds it, for example to @LanguageModel().")

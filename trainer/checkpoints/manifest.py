@@ -47,7 +47,7 @@ class Manifest:
       dataset_digest: digest of the dataset's own manifest; empty where the run has none.
       accepted: the steps on the attempt's sealed list, so that a damaged list can be rebuilt.
       files: each file of the step but MANIFEST.json, by its path in the step.
-      tree: each array of the state, by its path (``groups/model/params/w``).
+      tree: each array of the state, by its path (``groups/model/parameters/w``).
     """
 
     name: layout.StepName

@@ -22,7 +22,7 @@ from trainer.checkpoints.root import Root, open_root
 from trainer.checkpoints.session import CheckpointError, Session, join_hosts
 from trainer.run_config import CheckpointConfig
 
-PARAMS = "groups/model/params"
+PARAMS = "groups/model/parameters"
 
 
 def load_params(

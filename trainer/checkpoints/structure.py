@@ -15,7 +15,7 @@ _SHOWN = 10
 
 
 def leaves(tree: Any) -> dict[str, Any]:
-    """The leaves of a nested dict by path, such as ``groups/model/params/w``."""
+    """The leaves of a nested dict by path, such as ``groups/model/parameters/w``."""
     flat, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in flat}
 

@@ -2,12 +2,9 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
-import jax
 import pytest
 
 from tests.trainer.checkpoints import object_stores
-
-jax.config.update("jax_num_cpu_devices", 8)
 
 
 @pytest.fixture(scope="session")

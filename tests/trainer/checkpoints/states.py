@@ -28,7 +28,7 @@ def make(seed: int = 0, *, over: Mesh | None = None, spec: PartitionSpec | None 
     }
     momentum = {"w": jax.device_put(rng.standard_normal((16, 8), dtype=np.float32), matrix)}
     step = jax.device_put(jnp.int32(seed), replicated)
-    return {"step": step, "groups": {"model": {"params": params, "opt_state": momentum}}}
+    return {"step": step, "groups": {"model": {"parameters": params, "optimizer": momentum}}}
 
 
 def abstract(state: Tree, *, over: Mesh | None = None, spec: PartitionSpec | None = None) -> Tree:

@@ -100,7 +100,9 @@ def test_a_death_before_any_operation_of_a_save_leaves_a_whole_newest_step(
 
 CHILD = """
 import sys
-from tests.trainer.checkpoints import conftest, states
+import jax
+jax.config.update("jax_num_cpu_devices", 8)
+from tests.trainer.checkpoints import states
 from trainer.checkpoints.root import open_root
 store = states.store(open_root(sys.argv[1]), int(sys.argv[2]), keep_latest=1)
 restored = store.restore(states.abstract(states.make()))

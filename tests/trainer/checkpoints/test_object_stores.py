@@ -56,7 +56,7 @@ def test_damage_in_the_bucket_is_named_set_aside_and_walked_past(
         writer.save(step, states.make(step), data={})
     writer.close()
     checkpoints = run.child("checkpoints")
-    piece = next(key for key in checkpoints.list("30.a1/") if "params.w/c/" in key)
+    piece = next(key for key in checkpoints.list("30.a1/") if "parameters.w/c/" in key)
     data = bytearray(checkpoints.read(piece) or b"")
     data[len(data) // 2] ^= 1
     checkpoints.write(piece, bytes(data))
@@ -74,7 +74,7 @@ def test_parameters_are_loaded_from_a_bucket(bucket_url: str, tmp_path: pathlib.
     writer = store(run, 1, tmp_path)
     writer.save(10, states.make(10), data={})
     writer.close()
-    params = states.make(10)["groups"]["model"]["params"]  # type: ignore[index]
+    params = states.make(10)["groups"]["model"]["parameters"]  # type: ignore[index]
     loaded = load_params(run.url, states.abstract(params), staging=tmp_path)
     assert states.equal(loaded, params)
     with pytest.raises(ValueError, match="holds no checkpoint"):

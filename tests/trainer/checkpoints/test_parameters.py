@@ -12,7 +12,7 @@ from trainer.checkpoints.session import CheckpointError
 
 
 def params(step: int) -> dict[str, jax.Array]:
-    return states.make(step)["groups"]["model"]["params"]  # type: ignore[index,no-any-return]
+    return states.make(step)["groups"]["model"]["parameters"]  # type: ignore[index,no-any-return]
 
 
 def wanted() -> dict[str, object]:

@@ -224,18 +224,18 @@ def _leaf(shape: tuple[int, ...], dtype: object) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype, sharding=where)
 
 
-W = "groups/model/params/w"
+W = "groups/model/parameters/w"
 
 
 @pytest.mark.parametrize(
     ("path", "leaf", "words"),
     [
         (
-            "groups/model/params/v",
+            "groups/model/parameters/v",
             ((2,), jnp.float32),
-            r"missing: groups/model/params/v \(wanted float32\[2\]\)",
+            r"missing: groups/model/parameters/v \(wanted float32\[2\]\)",
         ),
-        (W, None, r"extra: groups/model/params/w \(stored float32\[16,8\]\)"),
+        (W, None, r"extra: groups/model/parameters/w \(stored float32\[16,8\]\)"),
         (
             W,
             ((16, 4), jnp.float32),
@@ -264,11 +264,11 @@ def test_another_dtype_is_converted_when_asked_for(run_dir: Root) -> None:
     target = _changed(W, _leaf((16, 8), jnp.bfloat16))
     restored = states.store(run_dir, 2).restore(target, allow_dtype_change=True)
     assert restored is not None
-    assert restored.state["groups"]["model"]["params"]["w"].dtype == jnp.bfloat16
+    assert restored.state["groups"]["model"]["parameters"]["w"].dtype == jnp.bfloat16
 
 
 def test_a_leaf_without_sharding_is_refused(run_dir: Root) -> None:
     states.saved(run_dir, 10)
     bare = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), states.make())
-    with pytest.raises(ValueError, match=r"needs a sharding.*groups/model/params/b"):
+    with pytest.raises(ValueError, match=r"needs a sharding.*groups/model/parameters/b"):
         states.store(run_dir, 2).restore(bare)

@@ -1,0 +1,114 @@
+"""Writes token shards from text, or checks them. ``python -m input_pipeline.prepare --help``.
+
+Imports NumPy and absl. Promises: the folder appears whole or not at all; exit code 64 says that a
+flag or the text was unfit, with the reason on stderr.
+"""
+
+import sys
+from pathlib import Path
+
+from absl import app, flags
+
+from input_pipeline.cache import make_once
+from input_pipeline.corpus import open_corpus
+from input_pipeline.data_config import (
+    Bytes,
+    JsonLines,
+    SourceConfig,
+    Split,
+    StandardLibrary,
+    TextFiles,
+    TokenizerConfig,
+    TokenizerFile,
+    TrainedBpe,
+)
+from input_pipeline.token_store import StoreRecord, TokenStore
+from input_pipeline.tokenization import ready_tokenizer, write_store
+
+_SPLITS: tuple[Split, ...] = ("train", "held_out")
+
+_TEXT = flags.DEFINE_enum(
+    "text", "files", ["files", "json_lines", "standard_library"], "What kind of text to read."
+)
+_ROOT = flags.DEFINE_string("root", None, "Folder that the patterns are relative to.")
+_FILES = flags.DEFINE_multi_string("files", [], "Glob pattern under --root; may be repeated.")
+_FIELD = flags.DEFINE_string("field", "text", "Key of the text in each line of json_lines.")
+_LICENCE = flags.DEFINE_string("licence", "", "What the text may be used for.")
+_HELD_OUT = flags.DEFINE_float("held_out", 0.05, "Share of the documents kept for evaluation.")
+_TOKENIZER = flags.DEFINE_string("tokenizer", "bytes", "'bytes', 'bpe', or a tokenizer.json.")
+_VOCAB_SIZE = flags.DEFINE_integer("vocab_size", 4096, "Size of the trained 'bpe'.")
+_BOS = flags.DEFINE_string("bos", "", "Start token of a tokenizer.json.")
+_EOS = flags.DEFINE_string("eos", "", "End token of a tokenizer.json.")
+_OUT = flags.DEFINE_string("out", None, "Folder to write; must not exist.")
+_VERIFY = flags.DEFINE_string("verify", None, "Check every digest of this folder instead.")
+
+
+def _source_of_flags() -> SourceConfig:
+    if _TEXT.value == "standard_library":
+        return StandardLibrary(held_out=_HELD_OUT.value)
+    if _ROOT.value is None:
+        raise ValueError("--root names the folder that holds the text; it is not set.")
+    if _TEXT.value == "files":
+        return TextFiles(
+            root=_ROOT.value,
+            files=tuple(_FILES.value) or TextFiles.files,
+            licence=_LICENCE.value,
+            held_out=_HELD_OUT.value,
+        )
+    return JsonLines(
+        root=_ROOT.value,
+        files=tuple(_FILES.value) or JsonLines.files,
+        field=_FIELD.value,
+        licence=_LICENCE.value,
+        held_out=_HELD_OUT.value,
+    )
+
+
+def _tokenizer_of_flags() -> TokenizerConfig:
+    match _TOKENIZER.value:
+        case "bytes":
+            return Bytes()
+        case "bpe":
+            return TrainedBpe(vocab_size=_VOCAB_SIZE.value)
+        case path:
+            return TokenizerFile(path=path, bos=_BOS.value, eos=_EOS.value)
+
+
+def _run() -> str:
+    if _VERIFY.value is not None:
+        folder = Path(_VERIFY.value)
+        record = StoreRecord.read(folder)
+        for split in _SPLITS:
+            if split in record.splits:
+                TokenStore(folder, split=split, verify=True)
+        return f"{folder}: every digest is right; version {record.digest}."
+    if _OUT.value is None:
+        raise ValueError("--out names the folder to write; it is not set.")
+    out = Path(_OUT.value)
+    if out.exists():
+        raise ValueError(f"--out={out} exists already; delete it or give another name.")
+    corpus = open_corpus(_source_of_flags())
+    tokenizer = ready_tokenizer(corpus, config=_tokenizer_of_flags(), cache_dir=out.parent)
+    make_once(out, make=lambda partial: write_store(partial, corpus, tokenizer=tokenizer))
+    record = StoreRecord.read(out)
+    sizes = ", ".join(
+        f"{n}: {s.documents} documents, {s.tokens} tokens" for n, s in record.splits.items()
+    )
+    return f"{out}: {sizes}; version {record.digest}."
+
+
+def main(argv: list[str]) -> int:
+    """Runs the command; 64 is a wrong flag or unfit data."""
+    if len(argv) > 1:
+        sys.stderr.write(f"Unexpected arguments {argv[1:]}; see --help.\n")
+        return 64
+    try:
+        sys.stdout.write(_run() + "\n")
+    except ValueError as error:
+        sys.stderr.write(f"{error}\n")
+        return 64
+    return 0
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,161 @@
+"""Tokenizes text once, into token shards kept in a cache.
+
+Imports NumPy and absl. Promises: the result is keyed by everything that decides it (dataset digest,
+tokenizer digest, format); it appears whole or not at all; every document gets the tokenizer's start
+token in front and its end token behind.
+"""
+
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from absl import logging
+
+from input_pipeline import baselines as baselines_lib
+from input_pipeline.cache import make_once
+from input_pipeline.corpus import Corpus, open_corpus
+from input_pipeline.data_config import SourceConfig, Split, TokenizerConfig, TrainedBpe
+from input_pipeline.manifest import digest_of
+from input_pipeline.permutation import derive_key, permute
+from input_pipeline.source import Source, split_ragged
+from input_pipeline.token_store import (
+    STORE_VERSION,
+    SplitRecord,
+    SplitWriter,
+    StoreRecord,
+    token_dtype,
+)
+from input_pipeline.tokenizer import Tokenizer, load_tokenizer, tokenizer_from_json, train_bpe
+
+TRAINING_BYTES = 1 << 26
+"""Text that a tokenizer is trained on, where the training split has more."""
+_DOCUMENTS_PER_READ = 256
+_BPE_VERSION = 1
+
+
+def prepare_in_cache(source: SourceConfig, *, tokenizer: TokenizerConfig, cache_dir: Path) -> Path:
+    """Returns the folder in ``cache_dir`` that holds the token shards, made if need be.
+
+    Raises:
+      ValueError: the text or the tokenizer is unfit; see `open_corpus` and `load_tokenizer`.
+    """
+    corpus = open_corpus(source)
+    ready = ready_tokenizer(corpus, config=tokenizer, cache_dir=cache_dir)
+    key = digest_of([corpus.manifest.digest, ready.digest, STORE_VERSION])[:32]
+    folder = cache_dir / "tokens" / f"{corpus.manifest.name}-{key}"
+    return make_once(folder, make=lambda partial: write_store(partial, corpus, tokenizer=ready))
+
+
+def ready_tokenizer(corpus: Corpus, *, config: TokenizerConfig, cache_dir: Path) -> Tokenizer:
+    """Returns the tokenizer that ``config`` names, trained on ``corpus`` and cached if need be."""
+    if not isinstance(config, TrainedBpe):
+        return load_tokenizer(config)
+    key = digest_of([corpus.manifest.digest, dataclasses.asdict(config), _BPE_VERSION])[:32]
+    folder = cache_dir / "tokenizers" / f"{corpus.manifest.name}-bpe{config.vocab_size}-{key}"
+    path = "tokenizer.json"
+
+    def make(partial: Path) -> None:
+        logging.info("Training a byte-pair encoding of %d tokens.", config.vocab_size)
+        trained = train_bpe(_training_texts(corpus.splits["train"]), config=config)
+        (partial / path).write_text(trained.to_json(), encoding="utf-8")
+
+    made = make_once(folder, make=make) / path
+    return tokenizer_from_json(made.read_text(encoding="utf-8"), where=str(made))
+
+
+def _training_texts(source: Source) -> Iterator[str]:
+    """Yields documents in a fixed random order until `TRAINING_BYTES` are reached."""
+    count, left = len(source), TRAINING_BYTES
+    key = derive_key("tokenizer training", 0)
+    for start in range(0, count, _DOCUMENTS_PER_READ):
+        places = np.arange(start, min(start + _DOCUMENTS_PER_READ, count))
+        part = source.read(permute(places, size=count, key=key))
+        for text in split_ragged(part["text"], part["lengths"]):
+            if left <= 0:
+                return
+            left -= len(text)
+            yield text.decode()
+
+
+def write_store(folder: Path, corpus: Corpus, *, tokenizer: Tokenizer) -> None:
+    """Writes both splits of ``corpus`` and their baselines into the empty ``folder``."""
+    splits: dict[str, SplitRecord] = {}
+    for split, source in corpus.splits.items():
+        splits[split] = _write_split(folder, split=split, source=source, tokenizer=tokenizer)
+    record = StoreRecord(
+        manifest=corpus.manifest,
+        tokenizer=tokenizer.to_json(),
+        vocab_size=tokenizer.vocab_size,
+        dtype=token_dtype(tokenizer.vocab_size).str,
+        splits=splits,
+    )
+    scores = baselines_lib.fit_and_score(corpus.splits["train"], corpus.splits["held_out"])
+    if scores is not None:
+        text = json.dumps(dataclasses.asdict(scores), indent=1)
+        (folder / "baselines.json").write_text(text + "\n", encoding="utf-8")
+    record.write(folder)
+
+
+def read_baselines(folder: Path) -> baselines_lib.Baselines | None:
+    """Returns the scores that were written beside the token shards, if any."""
+    path = folder / "baselines.json"
+    if not path.is_file():
+        return None
+    return baselines_lib.Baselines(**json.loads(path.read_text(encoding="utf-8")))
+
+
+def _write_split(
+    folder: Path, *, split: Split, source: Source, tokenizer: Tokenizer
+) -> SplitRecord:
+    writer = SplitWriter(folder, split=split, vocab_size=tokenizer.vocab_size)
+    progress = _Progress(f"Tokenizing {split}", total=len(source))
+    text_bytes = counted = 0
+    for start in range(0, len(source), _DOCUMENTS_PER_READ):
+        stop = min(start + _DOCUMENTS_PER_READ, len(source))
+        part = source.read(np.arange(start, stop))
+        encoded = tokenizer.encode_batch(split_ragged(part["text"], part["lengths"]))
+        tokens, lengths = _with_ends(encoded, bos=tokenizer.bos, eos=tokenizer.eos)
+        writer.append(tokens, lengths=lengths)
+        text_bytes += len(part["text"])
+        counted += int(tokenizer.token_bytes[tokens].sum())
+        progress.show(stop)
+    if counted != text_bytes:
+        logging.warning(
+            "The tokens of %s stand for %d bytes, but the text has %d: this tokenizer changes text "
+            "(it normalizes, or adds spaces), so bits per byte are off by that ratio.",
+            split,
+            counted,
+            text_bytes,
+        )
+    return writer.finish(text_bytes=text_bytes)
+
+
+def _with_ends(encoded: list[np.ndarray], *, bos: int, eos: int) -> tuple[np.ndarray, np.ndarray]:
+    start, end = np.array([bos], np.int32), np.array([eos], np.int32)
+    tokens = np.concatenate([piece for one in encoded for piece in (start, one, end)])
+    return tokens, np.array([len(one) + 2 for one in encoded], dtype=np.int64)
+
+
+class _Progress:
+    """One line that moves on a terminal; lines of the log elsewhere, at most every five seconds."""
+
+    def __init__(self, what: str, *, total: int) -> None:
+        self._what, self._total = what, total
+        self._terminal = sys.stderr.isatty()
+        self._next = 0.0
+
+    def show(self, done: int) -> None:
+        now, last = time.monotonic(), done == self._total
+        if now < self._next and not last:
+            return
+        self._next = now + (0.2 if self._terminal else 5.0)
+        text = f"{self._what}: {done} of {self._total} documents"
+        if self._terminal:
+            sys.stderr.write(f"\r{text}" + ("\n" if last else ""))
+            sys.stderr.flush()
+        else:
+            logging.info(text)

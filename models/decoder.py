@@ -1,0 +1,116 @@
+"""The decoder: embedding, stacks of blocks, final norm and language-model head.
+
+Shape suffixes: B batch, T length, S cache slots, D embed, V vocab.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from models.attention import KeyValueCache, Tokens
+from models.context import Context
+from models.decoder_config import DecoderConfig
+from models.layers import Dense, RMSNorm, matmul, normal_parameter, soft_cap, wide
+from models.stack import INSIDE, RESIDUAL, Caches, Stack
+
+
+class Decoder(nnx.Module):
+    """A decoder-only transformer: ``prefix``, repeated ``pattern``, ``suffix``."""
+
+    def __init__(self, config: DecoderConfig, *, key: jax.Array):
+        """Creates parameters; every part folds its own number into ``key``."""
+        self.config = config
+        V, D = config.vocab_size, config.embed_dim
+        embed_key, head_key, blocks_key = (jax.random.fold_in(key, i) for i in range(3))
+        self.embedding = normal_parameter(
+            nnx.Rngs(params=embed_key),
+            shape=(V, D),
+            axes=("vocab", "embed"),
+            fan_in=D,
+            config=config,
+        )
+        parts = {
+            "prefix": (config.prefix, 1),
+            "pattern": (config.pattern, config.repeats),
+            "suffix": (config.suffix, 1),
+        }
+        stacks, first = {}, 0
+        for name, (kinds, repeats) in parts.items():
+            if kinds and repeats:
+                stacks[name] = Stack(config, kinds, repeats=repeats, first=first, key=blocks_key)
+                first += repeats * len(kinds)
+        self.stacks = nnx.Dict(stacks)
+        self.final_norm = RMSNorm(D, config=config)
+        rngs, axes = nnx.Rngs(params=head_key), ("embed", "vocab")
+        tied = config.tied_embedding
+        self.head = None if tied else Dense((D,), (V,), axes=axes, config=config, rngs=rngs)
+
+    def __call__(
+        self,
+        inputs_BT: jax.Array,
+        tokens: Tokens,
+        *,
+        ctx: Context,
+        caches: dict[str, Caches] | None = None,
+        cache_index: jax.Array | int = 0,
+        key_tokens: Tokens | None = None,
+    ) -> tuple[jax.Array, dict[str, Caches] | None]:
+        """Runs all blocks.
+
+        Args:
+          inputs_BT: int32 token ids.
+          tokens: positions and segments of the inputs.
+          ctx: sharding and randomness.
+          caches: see ``empty_caches``; None without decoding.
+          cache_index: slot of the first new key.
+          key_tokens: positions and segments of all cache slots.
+
+        Returns:
+          final hidden states [B, T, D] and the extended caches.
+        """
+        # Gathered along embed before the look-up: batch and embed may share a mesh axis.
+        table_VD = self.embedding[...].astype(self.config.dtype)
+        x_BTD = ctx.shard(table_VD, "act_vocab", "act_embed")[inputs_BT]
+        if self.config.embed_scale:
+            x_BTD = x_BTD * jnp.asarray(math.sqrt(self.config.embed_dim), x_BTD.dtype)
+        x_BTD = ctx.shard(x_BTD, *RESIDUAL)
+        extended: dict[str, Caches] = {}
+        for name, stack in self.stacks.items():
+            x_BTD, cache = stack(
+                x_BTD,
+                tokens,
+                ctx=ctx,
+                caches=None if caches is None else caches[name],
+                cache_index=cache_index,
+                key_tokens=key_tokens,
+            )
+            if cache is not None:
+                extended[name] = cache
+        hidden_BTD = ctx.shard(self.final_norm(x_BTD), *INSIDE)
+        return hidden_BTD, (extended if caches is not None else None)
+
+    def logits(self, hidden_BTD: jax.Array, ctx: Context) -> jax.Array:
+        """[B, T, D] -> [B, T, V], float32 at least."""
+        if self.head is None:
+            logits_BTV = matmul(hidden_BTD, self.embedding[...].T, contract=1, ctx=ctx)
+        else:
+            logits_BTV = self.head(hidden_BTD, ctx)
+        logits_BTV = soft_cap(wide(logits_BTV), self.config.logits_soft_cap)
+        return ctx.shard(logits_BTV, "act_batch", "act_length", "act_vocab")
+
+    def empty_caches(self, batch: int, slots: int) -> dict[str, Caches]:
+        """Returns zeroed caches for ``slots`` tokens: stack -> position -> [L, B, S, G, K]."""
+        config = self.config
+        assert config.head_dim is not None
+
+        def empty(repeats: int) -> KeyValueCache:
+            shape = (repeats, batch, slots, config.kv_heads, config.head_dim)
+            zeros = jnp.zeros(shape, config.dtype)
+            return KeyValueCache(keys=zeros, values=zeros)
+
+        return {
+            name: {position: empty(stack.repeats) for position in stack.blocks}
+            for name, stack in self.stacks.items()
+        }

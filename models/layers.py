@@ -1,0 +1,138 @@
+"""Dense layers, norms and embeddings: NNX modules that define parameters and compute on arrays.
+
+Every parameter carries ``logical_axes``, one name per dimension; sharding is data beside the code.
+
+Shape suffixes: B batch, T length, D embed, F mlp, V vocab, I inputs, O outputs.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+
+from models.context import Context
+from models.decoder_config import DecoderConfig
+
+Axes = tuple[str, ...]
+
+
+def wide(x: jax.Array) -> jax.Array:
+    """Returns ``x`` in float32, or in float64 if it has that already."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def normal_parameter(
+    rngs: nnx.Rngs, *, shape: tuple[int, ...], axes: Axes, fan_in: int, config: DecoderConfig
+) -> nnx.Param:
+    """Returns a matrix of truncated normals with standard deviation ``scale / sqrt(fan_in)``."""
+    deviation = config.init_scale / math.sqrt(fan_in)
+    # A normal cut at two deviations has 0.8796 of the deviation of the uncut one.
+    value = jax.random.truncated_normal(rngs.params(), -2.0, 2.0, shape, config.param_dtype)
+    return nnx.Param(value * (deviation / 0.87962566), logical_axes=axes)
+
+
+def matmul(x: jax.Array, w: jax.Array, *, contract: int, ctx: Context) -> jax.Array:
+    """Contracts the last ``contract`` dimensions of ``x`` with the first ones of ``w``.
+
+    Args:
+      x: [..., *inputs] in the compute dtype.
+      w: [*inputs, *outputs] parameters; cast to the dtype of ``x``.
+      contract: how many dimensions ``inputs`` has.
+      ctx: says whether the two-dimensional form is used (see Activations.flatten_matmuls).
+
+    Returns:
+      [..., *outputs] in the dtype of ``x``.
+    """
+    w = w.astype(x.dtype)
+    lead, outputs = x.shape[: x.ndim - contract], w.shape[contract:]
+    if not ctx.shard.flatten_matmuls:
+        return jnp.tensordot(x, w, axes=contract)
+    inputs = math.prod(w.shape[:contract])
+    y_NO = x.reshape(-1, inputs) @ w.reshape(inputs, -1)
+    return y_NO.reshape(*lead, *outputs)
+
+
+class Dense(nnx.Module):
+    """``x @ kernel (+ bias)`` over any number of input and output dimensions."""
+
+    def __init__(
+        self,
+        inputs: tuple[int, ...],
+        outputs: tuple[int, ...],
+        *,
+        axes: Axes,
+        config: DecoderConfig,
+        rngs: nnx.Rngs,
+        bias: bool = False,
+    ):
+        """Creates ``kernel [*inputs, *outputs]``, named by ``axes``, and ``bias [*outputs]``."""
+        self.contract = len(inputs)
+        self.kernel = normal_parameter(
+            rngs,
+            shape=(*inputs, *outputs),
+            axes=axes,
+            fan_in=math.prod(inputs),
+            config=config,
+        )
+        self.bias = (
+            nnx.Param(jnp.zeros(outputs, config.param_dtype), logical_axes=axes[len(inputs) :])
+            if bias
+            else None
+        )
+
+    def __call__(self, x: jax.Array, ctx: Context) -> jax.Array:
+        """[..., *inputs] -> [..., *outputs]."""
+        y = matmul(x, self.kernel[...], contract=self.contract, ctx=ctx)
+        return y if self.bias is None else y + self.bias[...].astype(y.dtype)
+
+
+class RMSNorm(nnx.Module):
+    """Root-mean-square norm over the last dimension (Zhang and Sennrich, 2019)."""
+
+    def __init__(self, features: int, *, config: DecoderConfig):
+        """Creates ``scale [features]``: ones, or zeros where the norm multiplies by 1 + scale."""
+        self.eps = config.norm_eps
+        self.plus_one = config.norm_plus_one
+        fill = jnp.zeros if self.plus_one else jnp.ones
+        self.scale = nnx.Param(fill((features,), config.param_dtype), logical_axes=("norm",))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[..., features] -> the same, statistics in float32."""
+        x32 = wide(x)
+        mean_square = jnp.mean(x32 * x32, axis=-1, keepdims=True)
+        scale = self.scale[...].astype(x32.dtype)
+        normed = x32 * jax.lax.rsqrt(mean_square + self.eps)
+        return (normed * (scale + 1 if self.plus_one else scale)).astype(x.dtype)
+
+
+class FeedForward(nnx.Module):
+    """The feed-forward sublayer: gated (SwiGLU, GeGLU; Shazeer, 2020) or plain GeLU."""
+
+    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
+        """Creates ``up`` and ``gate`` [D, F] (no gate for "gelu") and ``down`` [F, D]."""
+        D, F = (config.embed_dim,), (config.mlp_dim,)
+        self.activation = config.activation
+        up, down = ("embed", "mlp"), ("mlp", "embed")
+        self.up = Dense(D, F, axes=up, config=config, rngs=rngs)
+        gated = config.activation != "gelu"
+        self.gate = Dense(D, F, axes=up, config=config, rngs=rngs) if gated else None
+        self.down = Dense(F, D, axes=down, config=config, rngs=rngs)
+
+    def __call__(self, x_BTD: jax.Array, ctx: Context) -> jax.Array:
+        """[B, T, D] -> [B, T, D]."""
+        up_BTF = checkpoint_name(self.up(x_BTD, ctx), "mlp_up")
+        if self.gate is None:
+            hidden_BTF = nnx.gelu(up_BTF)
+        else:
+            gate_BTF = checkpoint_name(self.gate(x_BTD, ctx), "mlp_gate")
+            act = nnx.silu if self.activation == "swiglu" else nnx.gelu
+            hidden_BTF = act(gate_BTF) * up_BTF
+        hidden_BTF = ctx.shard(hidden_BTF, "act_batch", "act_length", "act_mlp")
+        return self.down(hidden_BTF, ctx)
+
+
+def soft_cap(x: jax.Array, cap: float | None) -> jax.Array:
+    """Returns ``cap * tanh(x / cap)`` (Gemma-2), or ``x`` without a cap."""
+    return x if cap is None else cap * jnp.tanh(x / cap)

@@ -1,0 +1,68 @@
+"""Where activations live: the one object through which model code speaks of sharding.
+
+Model code names dimensions; this object turns names into constraints, or into nothing on one
+device. It is hashable, so it may be closed over or passed as a static argument.
+"""
+
+import dataclasses
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from partitioning.mesh import axis_sizes
+from partitioning.mesh_config import Rule
+from partitioning.rules import mesh_axes, resolve
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Activations:
+    """Constrains activations by logical axes.
+
+    Attributes:
+      mesh: the device mesh; None means one device and no constraints.
+      rules: activation table.
+    """
+
+    mesh: Mesh | None = None
+    rules: tuple[Rule, ...] = ()
+
+    def __call__(self, x: jax.Array, *axes: str | None) -> jax.Array:
+        """Returns ``x`` (one logical name per dimension) with its sharding constrained."""
+        if self.mesh is None or self.mesh.size == 1:
+            return x
+        return jax.lax.with_sharding_constraint(x, self.sharding(axes, shape=x.shape))
+
+    def sharding(self, axes: tuple[str | None, ...], *, shape: tuple[int, ...]) -> NamedSharding:
+        """Returns the sharding of an activation of ``shape``."""
+        assert self.mesh is not None
+        return NamedSharding(self.mesh, self.spec(axes, shape=shape))
+
+    def spec(self, axes: tuple[str | None, ...], *, shape: tuple[int, ...]) -> PartitionSpec:
+        """Returns the PartitionSpec of an activation of ``shape``."""
+        assert self.mesh is not None
+        return resolve(
+            axes, shape=shape, rules=self.rules, sizes=axis_sizes(self.mesh), name="activation"
+        ).spec
+
+    @property
+    def flatten_matmuls(self) -> bool:
+        """Whether ``[batch, length, in] @ [in, out]`` should run as one two-dimensional matmul.
+
+        On CPU the weight gradient of the two-dimensional form is 1.35x (float32) to 3.45x
+        (bfloat16) faster. Merging a sharded length into the batch would reshard, so the form is
+        left alone there, and on accelerators, whose programs it would not improve.
+        """
+        if self.mesh is None:
+            return jax.default_backend() == "cpu"
+        platform = self.mesh.devices.flat[0].platform
+        return platform == "cpu" and not self._length_is_sharded()
+
+    def _length_is_sharded(self) -> bool:
+        assert self.mesh is not None
+        candidates = [
+            candidate
+            for name, *candidates in self.rules
+            if name in ("act_length", "act_length_residual")
+            for candidate in candidates
+        ]
+        return any(self.mesh.shape[axis] > 1 for c in candidates for axis in mesh_axes(c))

@@ -1,0 +1,224 @@
+"""What happens around steps: rows of metrics, evaluation, checkpoints, profiles.
+
+The order in a run is recorder, evaluator, saver, profiler: a row is written before the step's
+checkpoint can be committed, and what is restored has been evaluated.
+"""
+
+import pathlib
+import time
+from collections.abc import Callable
+
+import jax
+from absl import logging
+
+from launch.contract import Phase
+from trainer.checkpoints.store import CheckpointStore
+from trainer.distributed import Participant
+from trainer.flops import Utilization
+from trainer.loop import StepResult
+from trainer.metrics.writer import Kind, MetricWriter, Row
+from trainer.state import TrainState, to_portable
+from trainer.task import Task
+
+Scores = dict[str, float]
+
+
+class Recorder:
+    """Turns each step's numbers into a row: loss, norms, rate, speed, waits, memory."""
+
+    def __init__(
+        self,
+        writer: MetricWriter,
+        *,
+        task: Task,
+        utilization: Utilization,
+        participant: Participant,
+    ) -> None:
+        """Rows go to ``writer``; the pace is counted from now on."""
+        self._writer, self._task, self._utilization = writer, task, utilization
+        self._participant = participant
+        self._last = time.perf_counter()
+        self._paused = 0.0
+        self._blocked = 0.0
+        self.totals = {"steps": 0, "seconds": 0.0, "tokens": 0.0, "data_wait": 0.0, "save": 0.0}
+
+    def reported(self, result: StepResult) -> None:
+        """Writes the row of a step."""
+        now = time.perf_counter()
+        seconds = max(now - self._last - self._paused, 1e-9)
+        self._last, self._paused = now, 0.0
+        metrics = result.metrics
+        weight = float(metrics["weight"])
+        sums = {name: float(value) for name, value in metrics["sums"].items()}
+        values = {
+            "loss": float(metrics["loss"]),
+            **self._task.metrics(sums, weight=weight),
+            **{
+                name: float(metrics[name])
+                for name in ("grad_norm", "param_norm", "learning_rate", "nonfinite")
+            },
+            "tokens": weight,
+            "tokens_per_second": weight / seconds,
+            "step_time_s": seconds,
+            "data_wait_s": result.wait_s,
+            "checkpoint_blocked_s": self._blocked,
+            "tflops_per_second": self._utilization.teraflops(seconds),
+        }
+        mfu = self._utilization.mfu(seconds)
+        values |= {} if mfu is None else {"mfu": mfu}
+        values |= _memory()
+        self._writer.write(Row(result.step, Kind.TRAIN, values))
+        self._count(seconds, weight, result.wait_s)
+        self._blocked = 0.0
+        self._participant.progress(Phase.STEP, step=result.step)
+
+    def _count(self, seconds: float, tokens: float, wait: float) -> None:
+        self.totals["save"] += self._blocked
+        self.totals["data_wait"] += wait
+        # The first step of an attempt compiles; it would hide the pace of all others.
+        if self.totals["steps"]:
+            self.totals["seconds"] += seconds
+            self.totals["tokens"] += tokens
+        self.totals["steps"] += 1
+
+    def blocked(self, seconds: float) -> None:
+        """A checkpoint kept the loop waiting."""
+        self._blocked += seconds
+
+    def paused(self, seconds: float) -> None:
+        """Something that is no part of a step took this long."""
+        self._paused += seconds
+
+    def evaluated(self, step: int, scores: Scores) -> None:
+        """Writes the row of an evaluation."""
+        self._writer.write(Row(step, Kind.EVAL, scores))
+
+    def due(self, step: int) -> bool:
+        """Never: rows need no boundary."""
+        del step
+        return False
+
+    def at_boundary(self, state: TrainState, step: int) -> None:
+        """See Hook."""
+        del state, step
+
+
+class Evaluator:
+    """Scores held-out data every so many steps and at the end."""
+
+    def __init__(
+        self,
+        score: Callable[[TrainState], Scores | None],
+        *,
+        recorder: Recorder,
+        every: int,
+        last: int,
+    ) -> None:
+        """``score`` returns None where it was interrupted."""
+        self._score, self._recorder = score, recorder
+        self._every, self._last = every, last
+        self._newest: tuple[int, Scores] | None = None
+
+    def scores(self, step: int) -> Scores | None:
+        """Returns the scores of ``step``, or None where it was not evaluated."""
+        return self._newest[1] if self._newest and self._newest[0] == step else None
+
+    def reported(self, result: StepResult) -> None:
+        """See Hook; nothing to do."""
+        del result
+
+    def due(self, step: int) -> bool:
+        """See Hook."""
+        return step == self._last or (self._every > 0 and step % self._every == 0)
+
+    def at_boundary(self, state: TrainState, step: int) -> None:
+        """Evaluates and writes a row."""
+        start = time.perf_counter()
+        scores = self._score(state)
+        if scores is not None:
+            self._newest = step, scores
+            self._recorder.evaluated(step, scores)
+        self._recorder.paused(time.perf_counter() - start)
+
+
+class Saver:
+    """Saves every so many steps and at the end, and raises what went wrong in the background."""
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        *,
+        data: dict[str, object],
+        scores: Callable[[int], Scores | None],
+        recorder: Recorder,
+        participant: Participant,
+        every: int,
+        last: int,
+    ) -> None:
+        """``data`` is the run's position; ``scores`` gives a step's evaluation."""
+        self._store, self._data, self._scores = store, data, scores
+        self._recorder, self._participant = recorder, participant
+        self._every, self._last = every, last
+
+    def reported(self, result: StepResult) -> None:
+        """Raises if a save has failed since."""
+        del result
+        self._store.check()
+
+    def due(self, step: int) -> bool:
+        """See Hook."""
+        return step == self._last or (self._every > 0 and step % self._every == 0)
+
+    def at_boundary(self, state: TrainState, step: int) -> None:
+        """Starts a save; returns when the arrays may be changed."""
+        seconds = self._store.save(
+            step, to_portable(state), data=self._data, metrics=self._scores(step)
+        )
+        self._recorder.blocked(seconds)
+        self._recorder.paused(seconds)
+
+    def commit(self, state: TrainState, step: int) -> None:
+        """Saves a step and waits until it counts."""
+        self.at_boundary(state, step)
+        self._store.wait()
+        self._participant.saved_step = step
+
+
+class Profiler:
+    """Records a trace of steps ``first`` to ``last``, both included."""
+
+    def __init__(self, folder: pathlib.Path, *, first: int, last: int) -> None:
+        """Traces go to ``folder``; read them with XProf or Perfetto."""
+        self._folder, self._first, self._last = folder, first, last
+        self._running = False
+
+    def reported(self, result: StepResult) -> None:
+        """See Hook; nothing to do."""
+        del result
+
+    def due(self, step: int) -> bool:
+        """See Hook; boundaries before the first and after the last traced step."""
+        return step in (self._first - 1, self._last)
+
+    def at_boundary(self, state: TrainState, step: int) -> None:
+        """Starts or ends the trace."""
+        jax.block_until_ready(state)
+        if step == self._first - 1:
+            jax.profiler.start_trace(str(self._folder))
+            self._running = True
+        elif self._running:
+            self.close()
+
+    def close(self) -> None:
+        """Ends a trace that is still running."""
+        if self._running:
+            self._running = False
+            jax.profiler.stop_trace()
+            logging.info("Profile written to %s", self._folder)
+
+
+def _memory() -> dict[str, float]:
+    """Peak and current bytes of the first local device, where the backend tells."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    names = {"bytes_in_use": "memory_bytes", "peak_bytes_in_use": "memory_peak_bytes"}
+    return {ours: float(stats[theirs]) for theirs, ours in names.items() if theirs in stats}

@@ -1,0 +1,78 @@
+"""A run's fixed parts, built once: task, mesh, rules, optimizer and the names of dimensions."""
+
+import dataclasses
+
+import jax
+import optax
+from flax import nnx
+from jax.sharding import Mesh
+
+from partitioning.activations import Activations
+from partitioning.mesh_config import RulesConfig
+from partitioning.rules import activation_rules, check_rules
+from trainer.language_model import LanguageModelTask
+from trainer.optimizers import Schedule, build_optimizer, build_schedule, path_of
+from trainer.run_config import LanguageModel, RunConfig, TaskConfig, TrainConfig
+from trainer.task import Task
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Program:
+    """What the compiled functions close over.
+
+    Attributes:
+      task: what is learned.
+      mesh: devices.
+      rules: rule tables.
+      shard: constrains activations.
+      optimizer: gradients -> what to subtract per unit of learning rate.
+      schedule: step -> learning rate.
+      train: settings of the step.
+      graph: static structure of the model.
+      axes: parameter path -> (logical axes, shape).
+    """
+
+    task: Task
+    mesh: Mesh
+    rules: RulesConfig
+    shard: Activations
+    optimizer: optax.GradientTransformation
+    schedule: Schedule
+    train: TrainConfig
+    graph: nnx.GraphDef
+    axes: dict[str, tuple[tuple[str, ...], tuple[int, ...]]]
+
+
+def build_task(config: TaskConfig, *, token_bytes: tuple[int, ...] | None = None) -> Task:
+    """Returns the task of ``config``; ``token_bytes`` is [V], for bits per byte."""
+    if isinstance(config, LanguageModel):
+        return LanguageModelTask(config, token_bytes)
+    raise TypeError(f"No task for {type(config).__name__}.")
+
+
+def build_program(run: RunConfig, *, task: Task, mesh: Mesh) -> Program:
+    """Puts a run together; traces the model's shapes but allocates nothing.
+
+    Raises:
+      ValueError: a rule table, the schedule or the model is not possible.
+    """
+    for table in ("parameters", "activations", "optimizer"):
+        check_rules(getattr(run.rules, table) or (), table=table)
+    model = nnx.eval_shape(lambda: task.init(jax.random.key(0)))
+    graph, parameters, _ = nnx.split(model, nnx.Param, ...)
+    flat = nnx.to_flat_state(parameters)
+    axes = {"/".join(map(str, path)): (leaf.logical_axes, tuple(leaf.shape)) for path, leaf in flat}
+    named = jax.tree_util.tree_map_with_path(
+        lambda path, _: axes[path_of(path)][0], nnx.to_pure_dict(parameters)
+    )
+    return Program(
+        task=task,
+        mesh=mesh,
+        rules=run.rules,
+        shard=Activations(mesh=mesh, rules=activation_rules(run.rules)),
+        optimizer=build_optimizer(run.optimizer, axes=named),
+        schedule=build_schedule(run.schedule, steps=run.train.steps),
+        train=run.train,
+        graph=graph,
+        axes=axes,
+    )

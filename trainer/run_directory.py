@@ -1,0 +1,374 @@
+"""The run directory: which run it belongs to, which attempt this is, and who is writing now.
+
+Imports no jax. Process 0 decides and the others hear the decision, so that a refusal ends all of
+them alike. A directory of another run, a configuration that changes what the run computes, or an
+owner that still lives are refused before anything is written.
+"""
+
+import contextlib
+import dataclasses
+import enum
+import importlib.metadata
+import json
+import os
+import pathlib
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from launch.contract import ContractError, Environment, ExitCode, JournalEntry, RunRecord
+from trainer import config_record
+from trainer.checkpoints.root import Root, open_root
+from trainer.config import LoadedConfig
+from trainer.config_errors import ConfigError
+from trainer.config_record import Difference
+from trainer.coordination import Coordination, agree
+from trainer.owner import OwnerFile
+
+CLAIM_S = 300.0
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
+
+
+class RunDirectoryError(ValueError):
+    """A run directory cannot be used as asked."""
+
+    exit_code = ExitCode.CONFIGURATION
+
+
+class Resume(enum.StrEnum):
+    """What to do with what a run directory already holds."""
+
+    AUTO = "auto"
+    NEVER = "never"
+    MUST = "must"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request:
+    """How the user wants to open a directory.
+
+    Attributes:
+      resume: AUTO goes on where there is something, NEVER refuses then, MUST refuses otherwise.
+      allow_change: identity keys that may differ from the last attempt.
+      take_over: the owner on another host is known to be dead.
+    """
+
+    resume: Resume = Resume.AUTO
+    allow_change: tuple[str, ...] = ()
+    take_over: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunDirectory:
+    """An attempt on a run directory, as one process sees it.
+
+    Attributes:
+      root: where the run's records are.
+      local: folder of this machine for what must be a local file (metrics, profiles); the run
+        directory itself where that is local.
+      run_id: name of the run.
+      attempt: number of this attempt.
+      resumed: whether the directory held this run already.
+      changes: permitted differences to the last attempt's configuration.
+      owner: the claim of process 0; None in the others.
+    """
+
+    root: Root
+    local: pathlib.Path
+    run_id: str
+    attempt: int
+    resumed: bool
+    changes: tuple[Difference, ...] = ()
+    owner: OwnerFile | None = None
+
+    @property
+    def folder(self) -> str:
+        """Key of this attempt's records, with a slash at the end."""
+        return f"attempts/{self.attempt}/"
+
+    def journal(self, event: str, **details: Any) -> None:
+        """Appends to the run's journal; process 0 only, the others return at once."""
+        if self.owner is None:
+            return
+        entry = JournalEntry(time=time.time(), event=event, attempt=self.attempt, details=details)
+        append_line(self.root, "journal.jsonl", entry.to_json())
+
+    def close(self) -> None:
+        """Gives the directory up, so that the next attempt need not wait."""
+        if self.owner is not None:
+            self.owner.release()
+
+
+def open_run(
+    location: str,
+    *,
+    loaded: LoadedConfig,
+    environment: Environment | None,
+    coordination: Coordination,
+    request: Request | None = None,
+    root: Root | None = None,
+) -> RunDirectory:
+    """Claims the next attempt on a run directory, in all processes alike.
+
+    Args:
+      location: the run directory.
+      loaded: this attempt's configuration.
+      environment: what the launcher said; its attempt number is taken where there is one.
+      coordination: the other processes.
+      request: how the user wants to open it.
+      root: the store behind ``location``; None opens it.
+
+    Raises:
+      RunDirectoryError: it holds another run, or an owner still lives, or the request does not fit.
+      ConfigError: the configuration changes what the run computes.
+    """
+    root = root or open_root(location)
+    local = _local_folder(location, environment)
+    if coordination.process_index != 0:
+        return _Follower(root, local).hear(coordination)
+    try:
+        opened = _Claim(location, root, local, loaded, environment, request or Request()).take()
+    except (RunDirectoryError, ConfigError, ContractError) as error:
+        agree(coordination, "run_directory", {"refused": str(error)}, timeout_s=CLAIM_S)
+        raise
+    told = {"run_id": opened.run_id, "attempt": opened.attempt, "resumed": opened.resumed}
+    told["changes"] = [dataclasses.asdict(change) for change in opened.changes]
+    agree(coordination, "run_directory", told, timeout_s=CLAIM_S)
+    return opened
+
+
+def read_journal(root: Root) -> tuple[list[JournalEntry], int]:
+    """Returns the journal's entries, and how many lines a dying writer left torn."""
+    text = (root.read("journal.jsonl") or b"").decode(errors="replace")
+    entries, torn = [], 0
+    for number, line in enumerate(text.splitlines(), start=1):
+        try:
+            json.loads(line)
+        except json.JSONDecodeError:
+            torn += 1
+            continue
+        entries.append(JournalEntry.from_json(line, source=f"journal.jsonl:{number}"))
+    return entries, torn
+
+
+def append_line(root: Root, key: str, line: str) -> None:
+    """Appends one line; a torn line that a dead writer left gets an end of its own first."""
+    path = root.local_path(key)
+    if path is None:
+        before = root.read(key) or b""
+        root.write(key, before + _separator(before) + line.encode() + b"\n")
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 1))
+        file.write(_separator(file.read(1)) + line.encode() + b"\n")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Follower:
+    """Every process but 0."""
+
+    root: Root
+    local: pathlib.Path
+
+    def hear(self, coordination: Coordination) -> RunDirectory:
+        told = agree(coordination, "run_directory", None, timeout_s=CLAIM_S)
+        if "refused" in told:
+            raise RunDirectoryError(told["refused"])
+        return RunDirectory(
+            root=self.root,
+            local=self.local,
+            run_id=told["run_id"],
+            attempt=told["attempt"],
+            resumed=told["resumed"],
+            changes=tuple(
+                Difference(**{**change, "kind": config_record.Kind(change["kind"])})
+                for change in told["changes"]
+            ),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Claim:
+    """Process 0's decision."""
+
+    location: str
+    root: Root
+    local: pathlib.Path
+    loaded: LoadedConfig
+    environment: Environment | None
+    request: Request
+
+    def take(self) -> RunDirectory:
+        record = self._run_record()
+        resolved = config_record.resolved(self.loaded)
+        self._check_request(record)
+        self._changes(record, resolved)  # refuse before anything is written
+        owner = self._claim()
+        try:
+            changes = self._changes(record, resolved)  # another attempt may have come between
+            return self._begin(record, resolved, changes, owner)
+        except BaseException:
+            owner.release()
+            raise
+
+    def _changes(self, record: RunRecord | None, resolved: dict[str, Any]) -> list[Difference]:
+        last = self._last_resolved() if record is not None else None
+        if last is None:
+            return []
+        return config_record.check_resume(
+            last, resolved, allow_change=self.request.allow_change, schema=self.loaded.schema
+        )
+
+    def _run_record(self) -> RunRecord | None:
+        data = self.root.read("run.json")
+        if data is not None:
+            return RunRecord.from_json(data.decode(), source=f"{self.location}/run.json")
+        if strangers := [n for n in self.root.children() if n in ("checkpoints", "metrics.jsonl")]:
+            raise RunDirectoryError(
+                f"{self.location} holds {' and '.join(strangers)} but no run.json: it is not a "
+                "run of Lockstep, or run.json was removed. Take another --run_dir."
+            )
+        return None
+
+    def _check_request(self, record: RunRecord | None) -> None:
+        if record is None:
+            if self.request.resume is Resume.MUST:
+                raise RunDirectoryError(
+                    f"--resume=must, but {self.location} holds no run. Check --run_dir."
+                )
+            return
+        if self.request.resume is Resume.NEVER:
+            raise RunDirectoryError(
+                f"--resume=never, but {self.location} holds run {record.run_id}. Take another "
+                "--run_dir, or --resume=auto to go on with it."
+            )
+        if self.environment is not None and self.environment.run_id != record.run_id:
+            raise RunDirectoryError(
+                f"{self.location} belongs to run {record.run_id}, not to "
+                f"LAUNCH_RUN_ID={self.environment.run_id}. Take another --run_dir."
+            )
+
+    def _last_resolved(self) -> dict[str, Any] | None:
+        """Configuration of the newest attempt that got as far as writing one."""
+        for attempt in reversed(self._attempts()):
+            key = f"attempts/{attempt}/config/resolved.json"
+            data = self.root.read(key)
+            if data is not None:
+                try:
+                    found: dict[str, Any] = json.loads(data)
+                except json.JSONDecodeError as error:
+                    raise RunDirectoryError(f"{self.location}/{key} is damaged: {error}") from None
+                return found
+        return None
+
+    def _attempts(self) -> list[int]:
+        return sorted(int(name) for name in self.root.children("attempts/") if name.isdigit())
+
+    def _claim(self) -> OwnerFile:
+        """Creates the owner file of an attempt that nobody has; exactly one process can."""
+        while True:
+            attempts = self._attempts()
+            for attempt in reversed(attempts):
+                previous = OwnerFile(self.root, f"attempts/{attempt}/owner.json")
+                self._check_previous(previous, attempt)
+                if previous.read() is not None:
+                    break
+            number = self._next(attempts)
+            own = OwnerFile(self.root, f"attempts/{number}/owner.json")
+            if own.claim(attempt=number, launched=self.environment is not None):
+                return own
+            if self.environment is not None:
+                raise RunDirectoryError(
+                    f"Attempt {number} of {self.location} was already begun by {own.read()}. "
+                    "Two launchers use one directory, or LAUNCH_ATTEMPT did not grow."
+                )
+
+    def _next(self, attempts: list[int]) -> int:
+        if self.environment is None:
+            return max(attempts, default=0) + 1
+        return self.environment.attempt
+
+    def _check_previous(self, previous: OwnerFile, attempt: int) -> None:
+        owner = previous.read()
+        if owner is None or not owner.lives():
+            return
+        launched = self.environment is not None and owner.launched
+        if launched and self.environment and self.environment.attempt > attempt:
+            return  # the launcher says that it is gone, and its steps no longer count
+        if self.request.take_over and not owner.is_here():
+            return
+        raise RunDirectoryError(
+            f"{self.location} is in use by {owner}. Stop that process, or take another "
+            f"--run_dir.{owner.advice()}"
+        )
+
+    def _begin(
+        self,
+        record: RunRecord | None,
+        resolved: dict[str, Any],
+        changes: Sequence[Difference],
+        owner: OwnerFile,
+    ) -> RunDirectory:
+        resumed = record is not None
+        if record is None:
+            record = self._create_run(resolved)
+        assert owner.attempt is not None
+        opened = RunDirectory(
+            root=self.root,
+            local=self.local,
+            run_id=record.run_id,
+            attempt=owner.attempt,
+            resumed=resumed,
+            changes=tuple(changes),
+            owner=owner,
+        )
+        text = config_record.describe(self.loaded)
+        self.root.write(f"{opened.folder}config/operative.gin", text.encode())
+        data = json.dumps(resolved, indent=1).encode()
+        self.root.write(f"{opened.folder}config/resolved.json", data)
+        opened.journal(
+            "attempt_started",
+            owner=str(owner.read()),
+            digest=resolved["digest"],
+            changes=[str(change) for change in changes],
+        )
+        owner.keep_alive()
+        return opened
+
+    def _create_run(self, resolved: dict[str, Any]) -> RunRecord:
+        run_id = self.environment.run_id if self.environment else _run_id(self.location)
+        record = RunRecord(
+            run_id=run_id,
+            created=time.time(),
+            identity=resolved["identity"],
+            software=_versions(),
+        )
+        if not self.root.create("run.json", record.to_json().encode()):
+            return self._run_record() or record
+        return record
+
+
+def _local_folder(location: str, environment: Environment | None) -> pathlib.Path:
+    if "://" not in location:
+        return pathlib.Path(location).expanduser()
+    base = environment.state_dir if environment else os.path.expanduser("~/.cache/lockstep")
+    return pathlib.Path(base) / "runs" / location.replace("://", "/").strip("/")
+
+
+def _run_id(location: str) -> str:
+    return f"{pathlib.PurePosixPath(location).name or 'run'}-{uuid.uuid4().hex[:8]}"
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found
+
+
+def _separator(before: bytes) -> bytes:
+    return b"\n" if before and not before.endswith(b"\n") else b""

@@ -1,0 +1,214 @@
+"""What training changes, and the one place that says how it is shaped and sharded.
+
+``abstract_state`` feeds initialisation, restore, the dry run and memory accounting, so that they
+cannot disagree.
+"""
+
+import dataclasses
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
+
+from partitioning.mesh import axis_sizes
+from partitioning.mesh_config import Rule
+from partitioning.rules import optimizer_rules, resolve
+from trainer.optimizers import path_of
+from trainer.program import Program
+
+Tree = Any
+MODEL = "model"
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Group:
+    """Parameters that are trained together.
+
+    Attributes:
+      parameters: nested dict of arrays.
+      variables: state of the model that is no parameter, nested dict.
+      optimizer: optimizer state of the trainable parameters.
+      average: exponential moving average of the parameters, or None.
+      frozen: patterns of parameter paths that are not trained.
+    """
+
+    parameters: Tree
+    variables: Tree
+    optimizer: optax.OptState
+    average: Tree | None
+    frozen: tuple[str, ...] = dataclasses.field(metadata={"static": True}, default=())
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainState:
+    """Everything that a step reads and writes.
+
+    Attributes:
+      step: int32, optimizer steps done.
+      nonfinite: int32, consecutive steps that were skipped for non-finite gradients.
+      groups: named groups; a plain run has one, "model".
+    """
+
+    step: jax.Array
+    nonfinite: jax.Array
+    groups: dict[str, Group]
+
+
+def create_state(program: Program) -> TrainState:
+    """Builds a fresh state; traced by ``abstract_state`` and compiled by ``init_state``."""
+    model = program.task.init(jax.random.key(program.train.parameter_seed))
+    _, parameters, variables = nnx.split(model, nnx.Param, ...)
+    parameters = nnx.to_pure_dict(parameters)
+    trainable, _ = split_frozen(parameters, program.train.frozen)
+    average = parameters if program.train.ema_decay is not None else None
+    group = Group(
+        parameters=parameters,
+        variables=nnx.to_pure_dict(variables),
+        optimizer=program.optimizer.init(trainable),
+        average=average,
+        frozen=program.train.frozen,
+    )
+    zero = jnp.zeros((), jnp.int32)
+    return TrainState(step=zero, nonfinite=zero, groups={MODEL: group})
+
+
+def abstract_state(program: Program) -> TrainState:
+    """Returns the state as ShapeDtypeStructs with shardings; allocates nothing.
+
+    Raises:
+      ValueError: a rule table does not fit the mesh or the model.
+    """
+    shapes = jax.eval_shape(lambda: create_state(program))
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: jax.ShapeDtypeStruct(
+            leaf.shape,
+            leaf.dtype,
+            sharding=NamedSharding(program.mesh, _spec(path_of(path), leaf, program=program)),
+        ),
+        shapes,
+    )
+
+
+def shardings(state: Tree) -> Tree:
+    """Returns the shardings of a (possibly abstract) state."""
+    return jax.tree.map(lambda leaf: leaf.sharding, state)
+
+
+def gradient_layout(program: Program, trainable: Tree) -> Tree | None:
+    """Returns where gradients live: with the optimizer's state, so that ZeRO-1 reduce-scatters.
+
+    None on one device, where there is nothing to say.
+    """
+    if program.mesh.size == 1:
+        return None
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: NamedSharding(
+            program.mesh, _spec(f"/optimizer/{path_of(path)}", leaf, program=program)
+        ),
+        trainable,
+    )
+
+
+def init_state(program: Program) -> TrainState:
+    """Creates the state directly where it lives; no host ever holds a whole one."""
+    create = jax.jit(
+        lambda: create_state(program), out_shardings=shardings(abstract_state(program))
+    )
+    return create()
+
+
+def split_frozen(parameters: Tree, frozen: tuple[str, ...]) -> tuple[Tree, Tree]:
+    """Splits a nested dict into (trainable, frozen) by patterns of paths.
+
+    Raises:
+      ValueError: a pattern matches no parameter.
+    """
+    if not frozen:
+        return parameters, {}
+    leaves = {path_of(path): leaf for path, leaf in jax.tree.leaves_with_path(parameters)}
+    for pattern in frozen:
+        if not any(re.search(pattern, path) for path in leaves):
+            raise ValueError(f"TrainConfig.frozen: {pattern!r} matches no parameter path.")
+    fixed = {path for path in leaves if any(re.search(pattern, path) for pattern in frozen)}
+    parts = ({p: v for p, v in leaves.items() if (p in fixed) == kept} for kept in (False, True))
+    trainable, kept = (nest(part) for part in parts)
+    return trainable, kept
+
+
+def merge_frozen(trainable: Tree, frozen: Tree) -> Tree:
+    """Undoes ``split_frozen``."""
+    if not frozen:
+        return trainable
+    parts = (*jax.tree.leaves_with_path(trainable), *jax.tree.leaves_with_path(frozen))
+    return nest({path_of(path): leaf for path, leaf in parts})
+
+
+def nest(flat: dict[str, Any]) -> Tree:
+    """Turns ``{"a/b": x}`` into ``{"a": {"b": x}}``."""
+    tree: dict[str, Any] = {}
+    for path, leaf in flat.items():
+        *parents, last = path.split("/")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = leaf
+    return tree
+
+
+def to_portable(state: TrainState) -> Tree:
+    """Returns the state as nested dicts with string keys, the form that checkpoints hold."""
+    return nest({path_of(path): leaf for path, leaf in jax.tree.leaves_with_path(state)})
+
+
+def from_portable(portable: Tree, like: TrainState) -> TrainState:
+    """Undoes ``to_portable``; ``like`` gives the structure."""
+    leaves = {path_of(path): leaf for path, leaf in jax.tree.leaves_with_path(portable)}
+    return jax.tree_util.tree_map_with_path(lambda path, _: leaves[path_of(path)], like)
+
+
+def _spec(path: str, leaf: jax.ShapeDtypeStruct, *, program: Program) -> PartitionSpec:
+    """Lays out one leaf of the state; optimizer leaves follow the parameter they belong to."""
+    named = _parameter_of(path, program.axes)
+    if named is None:
+        return PartitionSpec()
+    parameter, axes, shape = named
+    is_optimizer = "/optimizer/" in path
+    rules: tuple[Rule, ...] = (
+        optimizer_rules(program.rules) if is_optimizer else program.rules.parameters
+    )
+    return resolve(
+        _axes_for(leaf.shape, axes=axes, shape=shape),
+        shape=leaf.shape,
+        rules=rules,
+        sizes=axis_sizes(program.mesh),
+        name=parameter,
+    ).spec
+
+
+def _parameter_of(
+    path: str, axes: dict[str, tuple[tuple[str, ...], tuple[int, ...]]]
+) -> tuple[str, tuple[str, ...], tuple[int, ...]] | None:
+    parts = path.split("/")
+    for start in range(len(parts)):
+        candidate = "/".join(parts[start:])
+        if candidate in axes:
+            return (candidate, *axes[candidate])
+    return None
+
+
+def _axes_for(
+    leaf: tuple[int, ...], *, axes: tuple[str, ...], shape: tuple[int, ...]
+) -> tuple[str | None, ...]:
+    """Names the dimensions of a leaf that has its parameter's shape, or that minus one."""
+    if leaf == shape:
+        return axes
+    for dropped in range(len(shape)):
+        if leaf == shape[:dropped] + shape[dropped + 1 :]:
+            return axes[:dropped] + axes[dropped + 1 :]
+    return (None,) * len(leaf)

@@ -1,0 +1,174 @@
+"""The compiled step: loss, gradients, accumulation, clipping, guard and update.
+
+Pure: (state, batch) -> (state, metrics). All sums over tokens are kept as (sum, weight), so that
+the gradient does not depend on how the batch is cut into microbatches.
+
+Shape suffixes: B global batch rows, M microbatches, T length.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from models.context import Context
+from trainer.program import Program
+from trainer.state import (
+    MODEL,
+    Group,
+    TrainState,
+    abstract_state,
+    gradient_layout,
+    merge_frozen,
+    shardings,
+    split_frozen,
+)
+from trainer.task import Batch, Metrics
+
+Sums = tuple[jax.Array, jax.Array, Metrics]
+
+
+def build_train_step(program: Program) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
+    """Returns the jitted train step; the state it is given is donated.
+
+    Metrics: ``loss`` (mean per weight), ``weight``, ``grad_norm`` (before clipping),
+    ``param_norm``, ``learning_rate``, ``nonfinite`` (consecutive skipped steps) and ``sums``, the
+    task's own metrics summed over the batch.
+    """
+    abstract = abstract_state(program)
+    layout = shardings(abstract)
+    group = abstract.groups[MODEL]
+    gradients_at = gradient_layout(program, split_frozen(group.parameters, group.frozen)[0])
+
+    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Any]]:
+        group = state.groups[MODEL]
+        trainable, frozen = split_frozen(group.parameters, group.frozen)
+
+        def loss(trainable: Any, part: Batch, rows: jax.Array) -> tuple[jax.Array, Sums]:
+            parameters = merge_frozen(trainable, frozen)
+            model = nnx.merge(program.graph, parameters, group.variables)
+            ctx = Context(
+                shard=program.shard, dropout_key=_dropout_key(program, state.step), rows=rows
+            )
+            total, weight, metrics = program.task.loss(model, part, ctx=ctx)
+            return total, (total, weight, metrics)
+
+        (total, weight, sums), gradients = _accumulate(
+            loss, trainable, batch, microbatches=program.train.microbatches, layout=gradients_at
+        )
+        scale = 1.0 / jnp.maximum(weight, 1e-9)
+        norm = optax.global_norm(gradients) * scale
+        clip = program.train.clip_norm
+        factor = scale if clip is None else scale * jnp.minimum(1.0, clip / (norm + 1e-12))
+        gradients = jax.tree.map(lambda g: g * factor.astype(g.dtype), gradients)
+        rate = program.schedule(state.step)
+        new = _apply(program, group, trainable, frozen, gradients, rate=rate)
+        finite = jnp.isfinite(norm) & jnp.isfinite(total)
+        if program.train.skip_nonfinite:
+            new = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, group)
+        nonfinite = jnp.where(finite, 0, state.nonfinite + 1)
+        metrics = {
+            "loss": total * scale,
+            "weight": weight,
+            "grad_norm": norm,
+            "param_norm": optax.global_norm(group.parameters),
+            "learning_rate": jnp.asarray(rate, jnp.float32),
+            "nonfinite": nonfinite,
+            "sums": sums,
+        }
+        stepped = TrainState(step=state.step + 1, nonfinite=nonfinite, groups={MODEL: new})
+        return stepped, metrics
+
+    return jax.jit(train_step, donate_argnums=0, out_shardings=(layout, None))
+
+
+def build_eval_step(program: Program) -> Callable[[TrainState, Batch], Metrics]:
+    """Returns the jitted evaluation step: sums over the batch, with the averaged parameters.
+
+    Metrics: ``loss`` (sum), ``weight`` and the task's own sums.
+    """
+
+    def eval_step(state: TrainState, batch: Batch) -> Metrics:
+        group = state.groups[MODEL]
+        parameters = group.parameters if group.average is None else group.average
+        model = nnx.merge(program.graph, parameters, group.variables)
+        total, weight, metrics = program.task.loss(model, batch, ctx=Context(shard=program.shard))
+        return {"loss": total, "weight": weight, **metrics}
+
+    return jax.jit(eval_step)
+
+
+def _accumulate(
+    loss: Callable[..., tuple[jax.Array, Sums]],
+    trainable: Any,
+    batch: Batch,
+    *,
+    microbatches: int,
+    layout: Any,
+) -> tuple[Sums, Any]:
+    """Sums losses, metrics and gradients over microbatches."""
+    rows = next(iter(batch.values())).shape[0]
+    gradient = jax.grad(loss, has_aux=True)
+
+    def constrained(part: Batch, numbers: jax.Array) -> tuple[Any, Sums]:
+        gradients, sums = gradient(trainable, part, numbers)
+        if layout is not None:
+            gradients = jax.lax.with_sharding_constraint(gradients, layout)
+        return gradients, sums
+
+    numbers = jnp.arange(rows, dtype=jnp.int32)
+    if microbatches == 1:
+        gradients, sums = constrained(batch, numbers)
+        return sums, gradients
+
+    def cut(x: jax.Array) -> jax.Array:
+        # Row r goes to microbatch r % M, so that each device's rows stay on it.
+        return x.reshape(rows // microbatches, microbatches, *x.shape[1:]).swapaxes(0, 1)
+
+    def add(total: Any, part: tuple[Batch, jax.Array]) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, total, constrained(*part)), None
+
+    parts = (jax.tree.map(cut, dict(batch)), cut(numbers))
+    first = jax.tree.map(lambda x: x[0], parts)
+    zero = jax.tree.map(
+        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(constrained, *first)
+    )
+    if layout is not None:
+        zero = (jax.lax.with_sharding_constraint(zero[0], layout), zero[1])
+    (gradients, sums), _ = jax.lax.scan(add, zero, parts)
+    return sums, gradients
+
+
+def _apply(
+    program: Program,
+    group: Group,
+    trainable: Any,
+    frozen: Any,
+    gradients: Any,
+    *,
+    rate: jax.Array | float,
+) -> Group:
+    updates, optimizer = program.optimizer.update(gradients, group.optimizer, trainable)
+    # The rate comes from the run's own step, not from a counter inside the optimizer, so that a
+    # skipped step or a restore cannot move the schedule.
+    moved = jax.tree.map(lambda p, u: (p - rate * u).astype(p.dtype), trainable, updates)
+    parameters = merge_frozen(moved, frozen)
+    average = group.average
+    if average is not None:
+        decay = program.train.ema_decay
+        assert decay is not None
+        average = jax.tree.map(lambda a, p: decay * a + (1 - decay) * p, average, parameters)
+    return Group(
+        parameters=parameters,
+        variables=group.variables,
+        optimizer=optimizer,
+        average=average,
+        frozen=group.frozen,
+    )
+
+
+def _dropout_key(program: Program, step: jax.Array) -> jax.Array:
+    return jax.random.fold_in(jax.random.key(program.train.dropout_seed), step)
