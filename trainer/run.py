@@ -153,6 +153,7 @@ def prepare(loaded: LoadedConfig, *, options: Options, participant: Participant)
         root=root,
     )
     participant.attempt, participant.root = directory.attempt, directory.root
+    participant.before_leaving(directory.close)
     data, held_out = load_data(config, cache_dir=options.cache_dir)
     program = with_data(program, config=config, data=data)
     store = CheckpointStore(

@@ -119,7 +119,7 @@ class RunConfig:
 
     Attributes:
       task: what is learned.
-      data: what is learned from; ``DataConfig.held_out`` names the evaluation split.
+      data: what is learned from; its source keeps a held-out split for evaluation.
       mesh: how devices are arranged.
       rules: what is sharded over them.
       optimizer: how gradients change parameters.

@@ -67,7 +67,11 @@ class Root(abc.ABC):
 
     @abc.abstractmethod
     def children(self, prefix: str = "") -> tuple[str, ...]:
-        """Names of the files and directories right below a directory, sorted."""
+        """Names of the files and directories right below a directory, sorted.
+
+        Locally a directory is seen a moment before the first file in it; object stores have no
+        empty ones. Decide by the file, not by the directory.
+        """
 
     @abc.abstractmethod
     def remove(self, key: str) -> None:
