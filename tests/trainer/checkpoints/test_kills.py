@@ -100,12 +100,7 @@ def test_a_death_before_any_operation_of_a_save_leaves_a_whole_newest_step(
 
 CHILD = """
 import sys
-<<<<<<< HEAD
-import jax
-jax.config.update("jax_num_cpu_devices", 8)
-=======
 from tests import conftest
->>>>>>> main
 from tests.trainer.checkpoints import states
 from trainer.checkpoints.root import open_root
 store = states.store(open_root(sys.argv[1]), int(sys.argv[2]), keep_latest=1)
