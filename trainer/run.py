@@ -22,11 +22,11 @@ from input_pipeline.position import PositionRecord
 from launch.contract import ExitCode, Phase
 from partitioning import table
 from partitioning.mesh import build_mesh, describe
-from trainer.checkpoints import coordination as checkpoint_coordination
 from trainer.checkpoints.parameters import load_params
 from trainer.checkpoints.root import open_root
 from trainer.checkpoints.store import CheckpointStore
 from trainer.config import LoadedConfig
+from trainer.coordination import Coordination
 from trainer.distributed import Participant
 from trainer.optimizers import build_schedule, path_of
 from trainer.program import Program, build_program, build_task
@@ -160,12 +160,18 @@ def prepare(loaded: LoadedConfig, *, options: Options, participant: Participant)
         root,
         attempt=directory.attempt,
         config=config.checkpoint,
-        coordination=checkpoint_coordination.of_this_process(),
+        coordination=participant.coordination,
         dataset_digest=data.digest,
         staging=directory.local / "staging" if "://" in options.run_dir else None,
     )
     participant.progress(Phase.RESTORE)
-    state, position, step = resume(store, program=program, config=config, data=data)
+    state, position, step = resume(
+        store,
+        program=program,
+        config=config,
+        data=data,
+        coordination=participant.coordination,
+    )
     participant.saved_step = step or None
     run = Run(
         config=config,
@@ -242,7 +248,12 @@ def check_batch(config: RunConfig, *, mesh: Mesh) -> None:
 
 
 def resume(
-    store: CheckpointStore, *, program: Program, config: RunConfig, data: Dataset
+    store: CheckpointStore,
+    *,
+    program: Program,
+    config: RunConfig,
+    data: Dataset,
+    coordination: Coordination,
 ) -> tuple[TrainState, PositionRecord, int]:
     """Returns the newest verified state, or a fresh one, with its position and step.
 
@@ -256,7 +267,8 @@ def resume(
         logging.info("No checkpoint found; starting from step 0.")
         state = init_state(program)
         if config.train.init_from is not None:
-            state = _with_parameters(state, abstract, url=config.train.init_from)
+            url = config.train.init_from
+            state = _with_parameters(state, abstract, url=url, coordination=coordination)
         return state, PositionRecord.start(global_batch=batch), 0
     if restored.dataset_digest != data.digest:
         raise UserError(
@@ -322,12 +334,12 @@ def user_error(code: ExitCode) -> Iterator[None]:
         raise UserError(str(error), code) from error
 
 
-def _with_parameters(state: TrainState, abstract: TrainState, *, url: str) -> TrainState:
+def _with_parameters(
+    state: TrainState, abstract: TrainState, *, url: str, coordination: Coordination
+) -> TrainState:
     wanted = to_portable(abstract)["groups"][MODEL]["parameters"]
     with user_error(ExitCode.CONFIGURATION):
-        parameters = load_params(
-            url, wanted, coordination=checkpoint_coordination.of_this_process()
-        )
+        parameters = load_params(url, wanted, coordination=coordination)
     group = dataclasses.replace(state.groups[MODEL], parameters=parameters)
     if group.average is not None:
         group = dataclasses.replace(group, average=jax.tree.map(lambda x: x.copy(), parameters))

@@ -11,6 +11,7 @@ import time
 import pytest
 
 from launch.contract import Environment, RunRecord
+from tests.trainer.fake_client import gang
 from trainer import config, owner
 from trainer.checkpoints.root import LocalRoot
 from trainer.config_errors import ConfigError
@@ -281,18 +282,9 @@ def test_damaged_records_are_named(claim, tmp_path):
         claim()
 
 
-class Second(Alone):
-    """Process 1, sharing the values of process 0."""
-
-    process_index = 1
-
-    def __init__(self, first):
-        self._values, self._changed = first._values, first._changed
-
-
 @pytest.mark.parametrize("request_", [Request(), Request(resume=Resume.MUST)])
 def test_other_processes_hear_the_decision_and_write_nothing(tmp_path, request_):
-    first = Alone()
+    first, second = gang(2)
 
     def take(coordination):
         return open_run(
@@ -304,11 +296,11 @@ def test_other_processes_hear_the_decision_and_write_nothing(tmp_path, request_)
         )
 
     if request_.resume is Resume.MUST:
-        for peers in (first, Second(first)):
+        for peers in (first, second):
             with pytest.raises(RunDirectoryError, match=r"holds no run"):
                 take(peers)
         return
-    run, heard = take(first), take(Second(first))
+    run, heard = take(first), take(second)
     assert (heard.run_id, heard.attempt, heard.resumed) == (run.run_id, 1, False)
     heard.journal("x")
     heard.close()
