@@ -5,6 +5,7 @@ apart by their text, because the runtime raises one class for all of them. The r
 is its first cause, never one of the failures that follow from it.
 """
 
+import contextlib
 import dataclasses
 import os
 import re
@@ -38,6 +39,25 @@ _PEER = (
     "heartbeat timeout",
     "failed to connect to all addresses",
 )
+
+
+class UserError(ValueError):
+    """Something that the user has to change; ``exit_code`` says of which kind."""
+
+    def __init__(self, message: str, exit_code: ExitCode = ExitCode.CONFIGURATION) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+@contextlib.contextmanager
+def user_error(code: ExitCode) -> Iterator[None]:
+    """Turns a ValueError of the code inside into a UserError with ``code``."""
+    try:
+        yield
+    except UserError:
+        raise
+    except ValueError as error:
+        raise UserError(str(error), code) from error
 
 
 class PreemptedError(Exception):

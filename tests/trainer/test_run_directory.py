@@ -18,7 +18,8 @@ from trainer.config_errors import ConfigError
 from trainer.config_schema import Schema
 from trainer.coordination import Alone
 from trainer.owner import Owner, OwnerFile
-from trainer.run_directory import Request, Resume, RunDirectoryError, open_run, read_journal
+from trainer.run_directory import Request, Resume, open_run
+from trainer.run_records import RunDirectoryError, read_journal
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
