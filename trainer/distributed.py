@@ -36,6 +36,7 @@ _HEARD_OF = "PeerEnded"
 _QUIET = (
     ExitCode.CONFIGURATION,
     ExitCode.DATA,
+    ExitCode.HOLD,
     ExitCode.INTERRUPTED,
     ExitCode.NUMERICS,
     ExitCode.PREEMPTED,

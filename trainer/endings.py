@@ -7,6 +7,7 @@ is its first cause, never one of the failures that follow from it.
 
 import contextlib
 import dataclasses
+import errno
 import os
 import re
 import socket
@@ -24,6 +25,7 @@ _STATUS = re.compile(
     r"(CANCELLED|UNKNOWN|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED|FAILED_PRECONDITION|ABORTED|INTERNAL"
     r"|UNAVAILABLE|DATA_LOSS): "
 )
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _MEMORY = ("RESOURCE_EXHAUSTED",)
 _PEER = (
     "Gloo",
@@ -102,6 +104,8 @@ def classify(error: BaseException) -> Classified:
             return Classified(ExitCode.CONFIGURATION)
         if isinstance(cause, (PeersMissingError, PeerLostError)):
             return Classified(ExitCode.INFRASTRUCTURE, cascade=True)
+        if isinstance(cause, OSError) and cause.errno in _FULL:
+            return Classified(ExitCode.HOLD)
         code = getattr(cause, "exit_code", None)
         if isinstance(code, int):
             return Classified(code)

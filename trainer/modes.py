@@ -3,16 +3,18 @@
 import contextlib
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+from absl import logging
 
 from input_pipeline.placement import DevicePrefetcher
+from trainer.checkpoints.store import CheckpointStore
 from trainer.config import LoadedConfig
 from trainer.coordination import agree
 from trainer.distributed import Participant
-from trainer.endings import PreemptedError
+from trainer.endings import PreemptedError, classify
 from trainer.evaluation import evaluate
 from trainer.flops import step_flops, utilization
 from trainer.hooks import Evaluator, Profiler, Recorder, Saver, Scores
@@ -40,7 +42,7 @@ def train_run(run: Run) -> None:
     """
     steps = run.config.train.steps
     with contextlib.ExitStack() as stack:
-        stack.callback(run.store.close)
+        stack.enter_context(_closing(run.store))
         if run.start_step >= steps and run.directory.root.read("summary.json") is not None:
             run.say(f"This run is complete: {steps} of {steps} steps.\n{_next(run)}")
             return
@@ -73,6 +75,21 @@ def evaluate_run(loaded: LoadedConfig, *, options: Options, participant: Partici
     if scores is None:
         raise PreemptedError("SIGTERM during the evaluation; start it again.")
     setup.say(json.dumps({"step": step, **scores}))
+
+
+@contextlib.contextmanager
+def _closing(store: CheckpointStore) -> Iterator[None]:
+    """Waits for the last save at the end, also at a bad one, unless its peers are gone."""
+    try:
+        yield
+    except BaseException as error:
+        if not classify(error).cascade:
+            try:
+                store.close()
+            except (RuntimeError, OSError) as second:
+                logging.error("The last save failed, too: %s", second)
+        raise
+    store.close()
 
 
 def _train(

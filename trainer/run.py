@@ -325,7 +325,10 @@ def describe_run(run: Run) -> None:
     ]
     run.say(table.show(rows))
     count = sum(leaf.size for leaf in jax.tree.leaves(abstract.groups[MODEL].parameters))
-    run.say(f"{count:,} parameters; mesh {describe(mesh)}; attempt {run.directory.attempt}")
+    run.say(
+        f"{count:,} parameters; mesh {describe(mesh)}; attempt {run.directory.attempt} "
+        f"from step {run.start_step}"
+    )
     if message := moved_schedule(run):
         logging.warning("%s", message)
     share = table.replicated_share(rows)
