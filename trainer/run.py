@@ -142,7 +142,8 @@ def prepare(loaded: LoadedConfig, *, options: Options, participant: Participant)
       RunDirectoryError: the run directory cannot be used as asked.
     """
     program, shardings = assemble(loaded.run)
-    root = open_root(options.run_dir)
+    with user_error(ExitCode.CONFIGURATION):
+        root = open_root(options.run_dir)
     directory = open_run(
         options.run_dir,
         loaded=loaded,
@@ -193,7 +194,8 @@ def read_step(
       CheckpointError: no step is whole.
     """
     program, shardings = assemble(loaded.run)
-    root = open_root(options.run_dir)
+    with user_error(ExitCode.CONFIGURATION):
+        root = open_root(options.run_dir)
     check_readable(root, loaded=loaded, request=options.request)
     setup = with_data(program, shardings, loaded.run, options=options, participant=participant)
     store = CheckpointStore(
