@@ -4,8 +4,11 @@ Everything that can be refused is refused here, before anything is compiled, as 
 the exit code that the launcher knows.
 """
 
+import contextlib
 import dataclasses
+import errno
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -250,7 +253,7 @@ def with_data(
       UserError: the data is missing or does not fit the configuration, or the model's vocabulary
         is too small.
     """
-    with user_error(ExitCode.DATA):
+    with user_error(ExitCode.DATA), _cache_errors(options.cache_dir):
         data, held_out = (
             build_dataset(config.data, split=split, cache_dir=options.cache_dir)
             for split in ("train", "held_out")
@@ -268,6 +271,20 @@ def with_data(
         program=dataclasses.replace(program, task=build_task(config.task, token_bytes=sizes)),
         shardings=shardings,
     )
+
+
+@contextlib.contextmanager
+def _cache_errors(cache_dir: pathlib.Path) -> Iterator[None]:
+    """Says what to do where prepared data cannot be kept."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
+            raise
+        raise ValueError(
+            f"The data cannot be prepared: {error}. Prepared data is kept in "
+            f"--cache_dir={cache_dir}; take one that can be written."
+        ) from error
 
 
 def check_batch(config: RunConfig, *, mesh: Mesh) -> None:
