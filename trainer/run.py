@@ -28,7 +28,7 @@ from trainer.checkpoints.root import open_root
 from trainer.checkpoints.store import CheckpointStore
 from trainer.config import LoadedConfig
 from trainer.distributed import Participant
-from trainer.optimizers import path_of
+from trainer.optimizers import build_schedule, path_of
 from trainer.program import Program, build_program, build_task
 from trainer.run_config import LanguageModel, RunConfig
 from trainer.run_directory import Request, RunDirectory, open_run
@@ -153,6 +153,7 @@ def prepare(loaded: LoadedConfig, *, options: Options, participant: Participant)
         root=root,
     )
     participant.attempt, participant.root = directory.attempt, directory.root
+    participant.before_leaving(directory.close)
     data, held_out = load_data(config, cache_dir=options.cache_dir)
     program = with_data(program, config=config, data=data)
     store = CheckpointStore(
@@ -280,6 +281,8 @@ def describe_run(run: Run, *, mesh: Mesh) -> None:
     run.say(table.show(rows))
     count = sum(leaf.size for leaf in jax.tree.leaves(abstract.groups[MODEL].parameters))
     run.say(f"{count:,} parameters; mesh {describe(mesh)}; attempt {run.directory.attempt}")
+    if message := moved_schedule(run):
+        logging.warning("%s", message)
     share = table.replicated_share(rows)
     if mesh.size > 1 and share > run.config.rules.max_replicated:
         logging.warning(
@@ -288,6 +291,24 @@ def describe_run(run: Run, *, mesh: Mesh) -> None:
             100 * share,
             100 * run.config.rules.max_replicated,
         )
+
+
+def moved_schedule(run: Run) -> str:
+    """Says how a changed length moves the learning rate; empty where it does not."""
+    schedule, steps = run.config.schedule, run.config.train.steps
+    old = next((c.old for c in run.directory.changes if c.key == "TrainConfig.steps"), None)
+    if old is None or schedule.decay_steps is not None:
+        return ""
+    before, after = (
+        float(build_schedule(schedule, steps=length)(run.start_step)) for length in (old, steps)
+    )
+    if before == after:
+        return ""
+    return (
+        f"TrainConfig.steps went from {old} to {steps}, which moves the learning rate at step "
+        f"{run.start_step} from {before:.6g} to {after:.6g}. "
+        f"ScheduleConfig.decay_steps = {old} keeps the old schedule."
+    )
 
 
 @contextlib.contextmanager

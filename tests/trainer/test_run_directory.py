@@ -190,6 +190,27 @@ def test_of_many_claims_at_once_exactly_one_wins(tmp_path):
     assert sorted(outcomes, key=str) == [1] + [None] * 7
 
 
+def test_two_numbers_claimed_at_once_do_not_both_go_on(claim, tmp_path, monkeypatch):
+    rival = OwnerFile(LocalRoot(tmp_path / "run"), "attempts/7/owner.json")
+    claim_it = OwnerFile.claim
+
+    def claim_just_after_the_rival(own, *, attempt, launched):
+        monkeypatch.setattr(OwnerFile, "claim", claim_it)
+        assert rival.claim(attempt=7, launched=True)
+        return claim_it(own, attempt=attempt, launched=launched)
+
+    monkeypatch.setattr(OwnerFile, "claim", claim_just_after_the_rival)
+    with pytest.raises(RunDirectoryError, match=r"in use"):
+        claim()
+    own = OwnerFile(LocalRoot(tmp_path / "run"), "attempts/1/owner.json").read()
+    assert own.released
+
+
+def test_a_folder_whose_owner_is_about_to_be_written_is_no_free_number(claim, tmp_path):
+    (tmp_path / "run/attempts/1").mkdir(parents=True)
+    assert claim().attempt == 1
+
+
 def test_a_launchers_later_attempt_replaces_its_earlier_one(claim):
     assert claim(environment=launched(3)).attempt == 3
     assert claim(environment=launched(4)).attempt == 4
