@@ -28,7 +28,8 @@ from trainer.checkpoints.store import CheckpointStore
 from trainer.config import LoadedConfig
 from trainer.coordination import Coordination
 from trainer.distributed import Participant
-from trainer.optimizers import build_schedule, path_of
+from trainer.optimizers import build_schedule
+from trainer.paths import path_of
 from trainer.program import Program, build_program, build_task
 from trainer.run_config import LanguageModel, RunConfig
 from trainer.run_directory import Request, RunDirectory, open_run

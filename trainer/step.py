@@ -15,17 +15,9 @@ import optax
 from flax import nnx
 
 from models.context import Context
+from trainer.paths import merge_frozen, split_frozen
 from trainer.program import Program
-from trainer.state import (
-    MODEL,
-    Group,
-    TrainState,
-    abstract_state,
-    gradient_layout,
-    merge_frozen,
-    shardings,
-    split_frozen,
-)
+from trainer.state import MODEL, Group, TrainState, abstract_state, gradient_layout, shardings
 from trainer.task import Batch, Metrics
 
 Sums = tuple[jax.Array, jax.Array, Metrics]
@@ -60,7 +52,7 @@ def build_train_step(program: Program) -> Callable[[TrainState, Batch], tuple[Tr
             loss, trainable, batch, microbatches=program.train.microbatches, layout=gradients_at
         )
         scale = 1.0 / jnp.maximum(weight, 1e-9)
-        norm = optax.global_norm(gradients) * scale
+        norm = optax.tree.norm(gradients) * scale
         clip = program.train.clip_norm
         factor = scale if clip is None else scale * jnp.minimum(1.0, clip / (norm + 1e-12))
         gradients = jax.tree.map(lambda g: g * factor.astype(g.dtype), gradients)
@@ -74,7 +66,7 @@ def build_train_step(program: Program) -> Callable[[TrainState, Batch], tuple[Tr
             "loss": total * scale,
             "weight": weight,
             "grad_norm": norm,
-            "param_norm": optax.global_norm(group.parameters),
+            "param_norm": optax.tree.norm(group.parameters),
             "learning_rate": jnp.asarray(rate, jnp.float32),
             "nonfinite": nonfinite,
             "sums": sums,
