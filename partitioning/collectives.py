@@ -6,7 +6,7 @@ import re
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 
 _INSTRUCTION = re.compile(
-    r"=\s+(?:\([^=]*?\)|\S+)\s+(all-gather|all-reduce|reduce-scatter|ragged-all-to-all|all-to-all"
+    r"=\s+(?:\(.*?\)|\S+)\s+(all-gather|all-reduce|reduce-scatter|ragged-all-to-all|all-to-all"
     r"|collective-permute|collective-broadcast)(?:-start)?\("
 )
 
