@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 from trainer import config_lint, config_parser, config_schema, config_types
-from trainer.config_errors import ConfigError, Problem
-from trainer.config_lint import Binding
+from trainer.config_errors import COMMAND_LINE, ConfigError, Problem
+from trainer.config_lint import Binding, Checked
 from trainer.config_schema import Schema
 from trainer.config_types import Reference
 from trainer.run_config import RunConfig
@@ -101,7 +101,7 @@ def load(
     checked = config_lint.check(parsed, schema=schema)
     if checked.problems:
         raise ConfigError(checked.problems)
-    builder = _Builder(schema, checked.bindings)
+    builder = _Builder(schema, checked)
     tree = builder.build(schema.root, (), "")
     if not builder.problems:
         builder.check_unused()
@@ -120,11 +120,11 @@ def nodes_in(value: Any) -> Iterator[Node]:
 
 
 class _Builder:
-    def __init__(self, schema: Schema, bindings: Sequence[Binding]) -> None:
-        self.schema = schema
+    def __init__(self, schema: Schema, checked: Checked) -> None:
+        self.schema, self.replaced = schema, checked.replaced
         self.problems: list[Problem] = []
         self.bindings: dict[tuple[str, str], list[Binding]] = {}
-        for binding in bindings:
+        for binding in checked.bindings:
             self.bindings.setdefault((binding.cls, binding.field), []).append(binding)
         self.used: set[str] = set()
         self.built: set[str] = set()
@@ -232,6 +232,8 @@ class _Builder:
         """Records every binding that no built configuration asked for."""
         for binding in (b for group in self.bindings.values() for b in group):
             if binding.name in self.used:
+                continue
+            if binding.cls in self.replaced and binding.location is not COMMAND_LINE:
                 continue
             cls = self.schema.classes[binding.cls]
             places = self.schema.places(cls)

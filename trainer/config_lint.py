@@ -47,10 +47,18 @@ class Binding:
 
 @dataclasses.dataclass(frozen=True)
 class Checked:
-    """What is left of the statements after the checks."""
+    """What is left of the statements after the checks.
+
+    Attributes:
+      bindings: those that nothing overrides.
+      problems: everything that is wrong.
+      replaced: classes that an overridden binding asked for; their own bindings stay behind
+        without effect where a run takes another optimizer than the file that it includes.
+    """
 
     bindings: tuple[Binding, ...]
     problems: tuple[Problem, ...]
+    replaced: frozenset[str]
 
 
 def check(parsed: Parsed, *, schema: Schema) -> Checked:
@@ -76,17 +84,21 @@ class _Lint:
 
     def check(self) -> Checked:
         effective: dict[tuple[tuple[str, ...], str, str], Binding] = {}
+        replaced: set[str] = set()
         for statement in self.statements:
             if statement.is_macro:
                 self._check_macro_name(statement)
                 continue
             binding = self._binding(statement)
             if binding is not None:
-                effective[binding.scope, binding.cls, binding.field] = binding
+                key = (binding.scope, binding.cls, binding.field)
+                if key in effective:
+                    replaced.update(_referenced(effective.pop(key).value))
+                effective[key] = binding
         self._check_overridden()
         self._check_unused_macros(tuple(effective.values()))
         problems = tuple(dict.fromkeys(self.problems))
-        return Checked(tuple(effective.values()), problems)
+        return Checked(tuple(effective.values()), problems, frozenset(replaced))
 
     def _report(self, message: str, location: Location, near: tuple[str, ...] = ()) -> None:
         self.problems.append(Problem(message, location, near))
@@ -272,6 +284,15 @@ def _reference_scopes(value: Any) -> set[str]:
             return set(value.scopes)
         case list() | tuple():
             return set().union(*(_reference_scopes(item) for item in value))
+    return set()
+
+
+def _referenced(value: Any) -> set[str]:
+    """Names of the classes that a checked value asks for."""
+    if isinstance(value, Reference):
+        return {value.cls.__name__}
+    if isinstance(value, tuple):
+        return set().union(*(_referenced(item) for item in value))
     return set()
 
 

@@ -71,7 +71,7 @@ def describe(loaded: LoadedConfig, *, sources: bool = True) -> str:
             text = _gin(entry.value, prefixes)
             lines.append((f"{prefix}.{entry.name} = {text}", entry.source))
         blocks.setdefault(prefix, lines)
-    return "\n".join(_block(lines, sources=sources) for lines in blocks.values())
+    return "\n".join(_block(lines, sources=sources) for lines in blocks.values() if lines)
 
 
 def resolved(loaded: LoadedConfig) -> dict[str, Any]:

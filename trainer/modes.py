@@ -35,13 +35,12 @@ def train_run(run: Run) -> None:
     """
     steps = run.config.train.steps
     with contextlib.ExitStack() as stack:
-        stack.callback(run.directory.close)
         stack.callback(run.store.close)
         if run.start_step >= steps and run.directory.root.read("summary.json") is not None:
             run.say(f"This run is complete: {steps} of {steps} steps.\n{_next(run)}")
             return
         writer = _writers(run)
-        stack.callback(writer.close)
+        run.participant.before_leaving(writer.close)
         recorder = _recorder(run, writer)
         evaluator = Evaluator(
             _score(run), recorder=recorder, every=run.config.evaluation.every, last=steps
@@ -60,7 +59,6 @@ def train_run(run: Run) -> None:
 def evaluate_run(run: Run) -> None:
     """Scores the held-out data with the restored step and prints one JSON object."""
     with contextlib.ExitStack() as stack:
-        stack.callback(run.directory.close)
         stack.callback(run.store.close)
         scores = _score(run)(run.state)
         run.say(json.dumps({"step": run.start_step, **(scores or {})}))

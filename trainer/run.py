@@ -23,13 +23,13 @@ from launch.contract import ExitCode, Phase
 from partitioning import table
 from partitioning.mesh import build_mesh, describe
 from trainer.ahead import CompiledAhead
-from trainer.checkpoints import coordination as checkpoint_coordination
 from trainer.checkpoints.parameters import load_params
 from trainer.checkpoints.root import open_root
 from trainer.checkpoints.store import CheckpointStore
 from trainer.config import LoadedConfig
+from trainer.coordination import Coordination
 from trainer.distributed import Participant
-from trainer.optimizers import path_of
+from trainer.optimizers import build_schedule, path_of
 from trainer.program import Program, build_program, build_task
 from trainer.run_config import LanguageModel, RunConfig
 from trainer.run_directory import Request, RunDirectory, open_run
@@ -162,6 +162,7 @@ def prepare(loaded: LoadedConfig, *, options: Options, participant: Participant)
         root=root,
     )
     participant.attempt, participant.root = directory.attempt, directory.root
+    participant.before_leaving(directory.close)
     data, held_out = load_data(config, cache_dir=options.cache_dir)
     program = with_data(program, config=config, data=data)
     options.clock.ended("data")
@@ -170,12 +171,18 @@ def prepare(loaded: LoadedConfig, *, options: Options, participant: Participant)
         root,
         attempt=directory.attempt,
         config=config.checkpoint,
-        coordination=checkpoint_coordination.of_this_process(),
+        coordination=participant.coordination,
         dataset_digest=data.digest,
         staging=directory.local / "staging" if "://" in options.run_dir else None,
     )
     participant.progress(Phase.RESTORE)
-    state, position, step = resume(store, program=program, config=config, data=data)
+    state, position, step = resume(
+        store,
+        program=program,
+        config=config,
+        data=data,
+        coordination=participant.coordination,
+    )
     participant.saved_step = step or None
     options.clock.ended("restore" if step else "initialize")
     run = Run(
@@ -267,7 +274,12 @@ def check_batch(config: RunConfig, *, mesh: Mesh) -> None:
 
 
 def resume(
-    store: CheckpointStore, *, program: Program, config: RunConfig, data: Dataset
+    store: CheckpointStore,
+    *,
+    program: Program,
+    config: RunConfig,
+    data: Dataset,
+    coordination: Coordination,
 ) -> tuple[TrainState, PositionRecord, int]:
     """Returns the newest verified state, or a fresh one, with its position and step.
 
@@ -281,7 +293,8 @@ def resume(
         logging.info("No checkpoint found; starting from step 0.")
         state = init_state(program)
         if config.train.init_from is not None:
-            state = _with_parameters(state, abstract, url=config.train.init_from)
+            url = config.train.init_from
+            state = _with_parameters(state, abstract, url=url, coordination=coordination)
         return state, PositionRecord.start(global_batch=batch), 0
     if restored.dataset_digest != data.digest:
         raise UserError(
@@ -306,6 +319,8 @@ def describe_run(run: Run, *, mesh: Mesh) -> None:
     run.say(table.show(rows))
     count = sum(leaf.size for leaf in jax.tree.leaves(abstract.groups[MODEL].parameters))
     run.say(f"{count:,} parameters; mesh {describe(mesh)}; attempt {run.directory.attempt}")
+    if message := moved_schedule(run):
+        logging.warning("%s", message)
     share = table.replicated_share(rows)
     if mesh.size > 1 and share > run.config.rules.max_replicated:
         logging.warning(
@@ -314,6 +329,24 @@ def describe_run(run: Run, *, mesh: Mesh) -> None:
             100 * share,
             100 * run.config.rules.max_replicated,
         )
+
+
+def moved_schedule(run: Run) -> str:
+    """Says how a changed length moves the learning rate; empty where it does not."""
+    schedule, steps = run.config.schedule, run.config.train.steps
+    old = next((c.old for c in run.directory.changes if c.key == "TrainConfig.steps"), None)
+    if old is None or schedule.decay_steps is not None:
+        return ""
+    before, after = (
+        float(build_schedule(schedule, steps=length)(run.start_step)) for length in (old, steps)
+    )
+    if before == after:
+        return ""
+    return (
+        f"TrainConfig.steps went from {old} to {steps}, which moves the learning rate at step "
+        f"{run.start_step} from {before:.6g} to {after:.6g}. "
+        f"ScheduleConfig.decay_steps = {old} keeps the old schedule."
+    )
 
 
 @contextlib.contextmanager
@@ -327,12 +360,12 @@ def user_error(code: ExitCode) -> Iterator[None]:
         raise UserError(str(error), code) from error
 
 
-def _with_parameters(state: TrainState, abstract: TrainState, *, url: str) -> TrainState:
+def _with_parameters(
+    state: TrainState, abstract: TrainState, *, url: str, coordination: Coordination
+) -> TrainState:
     wanted = to_portable(abstract)["groups"][MODEL]["parameters"]
     with user_error(ExitCode.CONFIGURATION):
-        parameters = load_params(
-            url, wanted, coordination=checkpoint_coordination.of_this_process()
-        )
+        parameters = load_params(url, wanted, coordination=coordination)
     group = dataclasses.replace(state.groups[MODEL], parameters=parameters)
     if group.average is not None:
         group = dataclasses.replace(group, average=jax.tree.map(lambda x: x.copy(), parameters))

@@ -83,7 +83,8 @@ class CheckpointConfig:
       keep_every: also keep each step that is a multiple of this; 0 keeps none for that reason.
       compress: zstd; smaller files for more CPU time in the background.
       save_timeout_s: seconds that a save may take in the background before it has failed.
-      verify: compare digests before a restore.
+      verify: compare digests: of each step right after it was written, and before a restore;
+        without it only missing files and damaged manifests are noticed.
     """
 
     every: int = 0
@@ -118,7 +119,7 @@ class RunConfig:
 
     Attributes:
       task: what is learned.
-      data: what is learned from; ``DataConfig.held_out`` names the evaluation split.
+      data: what is learned from; its source keeps a held-out split for evaluation.
       mesh: how devices are arranged.
       rules: what is sharded over them.
       optimizer: how gradients change parameters.

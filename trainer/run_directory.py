@@ -24,7 +24,7 @@ from trainer.config import LoadedConfig
 from trainer.config_errors import ConfigError
 from trainer.config_record import Difference
 from trainer.coordination import Coordination, agree
-from trainer.owner import OwnerFile
+from trainer.owner import Owner, OwnerFile
 
 CLAIM_S = 300.0
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
@@ -268,35 +268,49 @@ class _Claim:
         return sorted(int(name) for name in self.root.children("attempts/") if name.isdigit())
 
     def _claim(self) -> OwnerFile:
-        """Creates the owner file of an attempt that nobody has; exactly one process can."""
+        """Creates the owner file of an attempt that nobody has; exactly one process can.
+
+        A folder without an owner file counts as nothing: its maker may be about to write one.
+        """
         while True:
-            attempts = self._attempts()
-            for attempt in reversed(attempts):
-                previous = OwnerFile(self.root, f"attempts/{attempt}/owner.json")
-                self._check_previous(previous, attempt)
-                if previous.read() is not None:
-                    break
-            number = self._next(attempts)
+            newest = self._newest_owned()
+            if newest is not None:
+                self._check_previous(newest)
+            number = self._next(newest)
             own = OwnerFile(self.root, f"attempts/{number}/owner.json")
             if own.claim(attempt=number, launched=self.environment is not None):
-                return own
+                break
             if self.environment is not None:
                 raise RunDirectoryError(
                     f"Attempt {number} of {self.location} was already begun by {own.read()}. "
                     "Two launchers use one directory, or LAUNCH_ATTEMPT did not grow."
                 )
+        try:  # another number may have been claimed at the same time; then neither goes on
+            newest = self._newest_owned(other_than=number)
+            if newest is not None:
+                self._check_previous(newest)
+        except RunDirectoryError:
+            own.release()
+            raise
+        return own
 
-    def _next(self, attempts: list[int]) -> int:
-        if self.environment is None:
-            return max(attempts, default=0) + 1
-        return self.environment.attempt
+    def _newest_owned(self, *, other_than: int | None = None) -> Owner | None:
+        for attempt in reversed(self._attempts()):
+            owner = OwnerFile(self.root, f"attempts/{attempt}/owner.json").read()
+            if owner is not None and attempt != other_than:
+                return owner
+        return None
 
-    def _check_previous(self, previous: OwnerFile, attempt: int) -> None:
-        owner = previous.read()
-        if owner is None or not owner.lives():
+    def _next(self, newest: Owner | None) -> int:
+        if self.environment is not None:
+            return self.environment.attempt
+        return newest.attempt + 1 if newest else 1
+
+    def _check_previous(self, owner: Owner) -> None:
+        if not owner.lives():
             return
         launched = self.environment is not None and owner.launched
-        if launched and self.environment and self.environment.attempt > attempt:
+        if launched and self.environment and self.environment.attempt > owner.attempt:
             return  # the launcher says that it is gone, and its steps no longer count
         if self.request.take_over and not owner.is_here():
             return

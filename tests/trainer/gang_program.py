@@ -47,6 +47,13 @@ def main(participant: Participant):
     participant.join()
     if MODE == "before_first_step":
         wait_for_ever()
+    if MODE == "missing_1":
+        if participant.rank == 1:
+            wait_for_ever()
+        participant.coordination.put("k", "1")
+        participant.coordination.put("k", "2")
+        assert participant.coordination.get("k", timeout_s=1) == "2"
+        participant.coordination.barrier("meet", timeout_s=1)
     step, value = make_step(participant), 0
     for number in range(1, 10**9):
         value = step(value)

@@ -122,6 +122,25 @@ def test_the_longest_scope_wins_then_the_deepest_then_the_last():
     assert (run.task.teacher.heads, run.task.student.heads) == (2, 1)
 
 
+def test_of_equally_many_scopes_the_deeper_end_wins_then_the_last_binding():
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Deep:
+        run: Root
+
+    schema = dataclasses.replace(TOY, root=Deep, classes={**TOY.classes, "Deep": Deep})
+
+    def heads(*bindings):
+        base = [*BASE, "Model.width=32"]
+        return load(*base, *bindings, schema=schema).run.run.task.teacher.heads
+
+    assert heads("run/teacher/Model.heads=2", "run/task/Model.heads=8") == 2
+    pair = "run/teacher/Model.heads=2", "task/teacher/Model.heads=8"
+    assert heads(*pair) == 8
+    assert heads(*reversed(pair)) == 2
+    assert heads("run/teacher/Model.heads=1", *reversed(pair)) == 2
+    assert heads(*pair, "run/teacher/Model.heads=16") == 16
+
+
 def test_references_with_scopes_build_several_of_one_class():
     run = load(
         "Model.width=8",

@@ -163,3 +163,11 @@ def test_a_configurable_of_an_own_module_is_registered_by_its_import(tmp_path, m
         config.load(["with.gin"])
     assert "OwnSource" not in str(caught.value)
     assert "OwnSource" in config_schema.standard().classes
+
+
+def test_another_kind_may_be_chosen_over_a_file_that_binds_its_own(run):
+    base = "Root.model = @Wide()\nWide.width = 3"
+    assert type(run("include 'base.gin'", "Root.model=@Model()", base=base).model) is Model
+    assert run("include 'base.gin'\nRoot.model = @Model()", base=base).model.width == 8
+    with pytest.raises(ConfigError, match=r"command line: Wide.rate has no effect"):
+        run("include 'base.gin'", "Root.model=@Model()", "Wide.rate=1.0", base=base)

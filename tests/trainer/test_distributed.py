@@ -227,3 +227,20 @@ def test_a_killed_process_ends_its_survivor_with_infrastructure(start):
     assert gang.ending(0).cascade
     reason = gang.reason()
     assert (reason.rank, reason.code, reason.retry.value) == (None, 85, "infrastructure")
+
+
+@pytest.mark.slow
+def test_a_barrier_of_jaxs_service_names_who_did_not_come(start):
+    gang = start("missing_1", 2)
+    assert gang.codes() == [85, 85]
+    assert gang.ending(0).message == "Barrier 'meet': rank 1 did not come within 1 s."
+    assert gang.ending(0).traceback.count("\nTraceback") == 1  # jax's own error stays visible
+
+
+def test_nothing_of_it_needs_jax_before_the_run_is_joined():
+    program = (
+        "import sys, trainer.distributed, trainer.run_directory, trainer.config_record\n"
+        "print([m for m in ('jax', 'numpy', 'tensorstore', 'orbax') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr

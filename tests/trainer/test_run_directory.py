@@ -11,6 +11,7 @@ import time
 import pytest
 
 from launch.contract import Environment, RunRecord
+from tests.trainer.fake_client import gang
 from trainer import config, owner
 from trainer.checkpoints.root import LocalRoot
 from trainer.config_errors import ConfigError
@@ -190,6 +191,27 @@ def test_of_many_claims_at_once_exactly_one_wins(tmp_path):
     assert sorted(outcomes, key=str) == [1] + [None] * 7
 
 
+def test_two_numbers_claimed_at_once_do_not_both_go_on(claim, tmp_path, monkeypatch):
+    rival = OwnerFile(LocalRoot(tmp_path / "run"), "attempts/7/owner.json")
+    claim_it = OwnerFile.claim
+
+    def claim_just_after_the_rival(own, *, attempt, launched):
+        monkeypatch.setattr(OwnerFile, "claim", claim_it)
+        assert rival.claim(attempt=7, launched=True)
+        return claim_it(own, attempt=attempt, launched=launched)
+
+    monkeypatch.setattr(OwnerFile, "claim", claim_just_after_the_rival)
+    with pytest.raises(RunDirectoryError, match=r"in use"):
+        claim()
+    own = OwnerFile(LocalRoot(tmp_path / "run"), "attempts/1/owner.json").read()
+    assert own.released
+
+
+def test_a_folder_whose_owner_is_about_to_be_written_is_no_free_number(claim, tmp_path):
+    (tmp_path / "run/attempts/1").mkdir(parents=True)
+    assert claim().attempt == 1
+
+
 def test_a_launchers_later_attempt_replaces_its_earlier_one(claim):
     assert claim(environment=launched(3)).attempt == 3
     assert claim(environment=launched(4)).attempt == 4
@@ -260,18 +282,9 @@ def test_damaged_records_are_named(claim, tmp_path):
         claim()
 
 
-class Second(Alone):
-    """Process 1, sharing the values of process 0."""
-
-    process_index = 1
-
-    def __init__(self, first):
-        self._values, self._changed = first._values, first._changed
-
-
 @pytest.mark.parametrize("request_", [Request(), Request(resume=Resume.MUST)])
 def test_other_processes_hear_the_decision_and_write_nothing(tmp_path, request_):
-    first = Alone()
+    first, second = gang(2)
 
     def take(coordination):
         return open_run(
@@ -283,11 +296,11 @@ def test_other_processes_hear_the_decision_and_write_nothing(tmp_path, request_)
         )
 
     if request_.resume is Resume.MUST:
-        for peers in (first, Second(first)):
+        for peers in (first, second):
             with pytest.raises(RunDirectoryError, match=r"holds no run"):
                 take(peers)
         return
-    run, heard = take(first), take(Second(first))
+    run, heard = take(first), take(second)
     assert (heard.run_id, heard.attempt, heard.resumed) == (run.run_id, 1, False)
     heard.journal("x")
     heard.close()

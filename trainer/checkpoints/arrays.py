@@ -53,6 +53,10 @@ def save_async(
     logging.getLogger("absl").addFilter(_is_true)
     if portable:
         context.array.saving.storage_options.chunk_byte_size = OBJECT_BYTES
+        # The signal that directories exist is global, but each host has its own to wait for.
+        context.asynchronous.create_directories_asynchronously = False
+        # Wants to see every process's metadata in one directory; the manifest has shape and dtype.
+        context.array.saving.array_metadata_store = None
     context.asynchronous.timeout_secs = max(1, int(timeout_s))
     context.multiprocessing.primary_host = primary
     with context:

@@ -67,7 +67,11 @@ class Root(abc.ABC):
 
     @abc.abstractmethod
     def children(self, prefix: str = "") -> tuple[str, ...]:
-        """Names of the files and directories right below a directory, sorted."""
+        """Names of the files and directories right below a directory, sorted.
+
+        Locally a directory is seen a moment before the first file in it; object stores have no
+        empty ones. Decide by the file, not by the directory.
+        """
 
     @abc.abstractmethod
     def remove(self, key: str) -> None:
@@ -176,8 +180,7 @@ class LocalRoot(Root):
 
     def chunks(self, key: str, *, cold: bool = False) -> Iterator[bytes]:
         with self._at(key).open("rb", buffering=0) as source:
-            if cold:
-                os.fsync(source.fileno())
+            if cold and hasattr(os, "posix_fadvise"):  # Linux; elsewhere the cache may answer
                 os.posix_fadvise(source.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             while chunk := source.read(_CHUNK_BYTES):
                 yield chunk

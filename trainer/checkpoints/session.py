@@ -17,10 +17,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from trainer.checkpoints import manifest
-from trainer.checkpoints.coordination import Coordination
 from trainer.checkpoints.layout import StepName
 from trainer.checkpoints.manifest import FileRecord, Manifest
 from trainer.checkpoints.root import Root
+from trainer.coordination import Coordination
 from trainer.run_config import CheckpointConfig
 
 _OF_PROCESS = re.compile(r"process_(\d+)(?:/|$)")

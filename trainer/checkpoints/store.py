@@ -18,7 +18,6 @@ from typing import Any
 from absl import logging
 
 from trainer.checkpoints import arrays, fencing, history, layout, restoring, saving, structure
-from trainer.checkpoints.coordination import Alone, Coordination
 from trainer.checkpoints.fencing import Seal
 from trainer.checkpoints.janitor import Janitor
 from trainer.checkpoints.layout import StepName
@@ -26,6 +25,7 @@ from trainer.checkpoints.manifest import Manifest
 from trainer.checkpoints.restoring import Restored, Wanted
 from trainer.checkpoints.root import Root
 from trainer.checkpoints.session import CheckpointError, Deadline, Session, join_hosts
+from trainer.coordination import Alone, Coordination
 from trainer.run_config import CheckpointConfig
 
 _CLOSE_TIMEOUT_S = 60.0

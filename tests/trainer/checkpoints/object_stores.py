@@ -58,12 +58,8 @@ def _running(command: list[str], url: str, log: pathlib.Path) -> Iterator[subpro
         _await_http(url, server, log)
         yield server
     finally:
-        server.terminate()
-        try:
-            server.wait(10)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
+        server.kill()  # nothing in it outlives the tests
+        server.wait()
 
 
 @contextlib.contextmanager

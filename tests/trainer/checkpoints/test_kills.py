@@ -100,7 +100,8 @@ def test_a_death_before_any_operation_of_a_save_leaves_a_whole_newest_step(
 
 CHILD = """
 import sys
-from tests.trainer.checkpoints import conftest, states
+from tests import conftest
+from tests.trainer.checkpoints import states
 from trainer.checkpoints.root import open_root
 store = states.store(open_root(sys.argv[1]), int(sys.argv[2]), keep_latest=1)
 restored = store.restore(states.abstract(states.make()))

@@ -102,6 +102,23 @@ def test_a_step_once_set_aside_stays_aside_for_later_attempts(
     assert states.store(run_dir, 3).steps() == (StepName(10, 1),)
 
 
+def test_a_person_can_bring_a_step_back_that_was_set_aside(
+    run_dir: Root, tmp_path: pathlib.Path
+) -> None:
+    states.saved(run_dir, 10, 20)
+    damaged = _data_file(tmp_path / "run/checkpoints/20.a1")
+    _flip(damaged)
+    second = states.store(run_dir, 2, keep_latest=100)
+    second.restore(states.abstract(states.make()))
+    second.save(15, states.make(15), data={})
+    second.close()
+    _flip(damaged)  # back to what it was
+    run_dir.remove("checkpoints/aside/20.a1.json")
+    restored = states.store(run_dir, 3).restore(states.abstract(states.make()), step=20)
+    assert restored is not None
+    assert states.equal(restored.state, states.make(20))
+
+
 def test_when_no_step_is_whole_the_run_does_not_start_afresh(
     run_dir: Root, tmp_path: pathlib.Path
 ) -> None:

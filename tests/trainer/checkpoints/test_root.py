@@ -20,13 +20,8 @@ def make_root(
 ) -> MakeRoot:
     """Opens the same place again and again, as several processes do."""
     if request.param == "object":
-        spec = {"driver": "file", "path": f"{tmp_path}/"}
-
-        class Directory(ObjectRoot):
-            pass
-
-        del spec["path"]
-        return lambda: Directory("file://", spec=spec, path=str(tmp_path / "o"))
+        monkeypatch.chdir(tmp_path)  # the path of an object root is relative
+        return lambda: ObjectRoot("file://", spec={"driver": "file"}, path="o")
     if request.param == "local without links":
 
         def refuse(*args: object) -> None:
