@@ -13,6 +13,7 @@ from absl import app, flags, logging
 from launch.contract import ExitCode, Phase
 from trainer.config_parser import rewrite_arguments
 from trainer.distributed import Participant, run_guarded
+from trainer.startup import StartupClock
 
 _GIN_FILE = flags.DEFINE_multi_string(
     "gin_file", [], "Gin file, for example configs/runs/quickstart.gin; may be repeated."
@@ -52,6 +53,7 @@ _CPU_DEVICES = flags.DEFINE_integer(
 
 def main(participant: Participant) -> None:
     """Runs one process from the command line to the end of its mode."""
+    clock = StartupClock.of_this_process()
     logging.use_absl_handler()
     logging.set_verbosity(logging.INFO if flags.FLAGS["verbosity"].present else logging.WARNING)
     from trainer.config import load
@@ -70,6 +72,7 @@ def main(participant: Participant) -> None:
     from trainer.run import Options, prepare
     from trainer.run_directory import Request, Resume
 
+    clock.ended("imports")
     request = Request(
         resume=Resume.MUST if _MODE.value == "eval" else Resume(_RESUME.value),
         allow_change=tuple(_ALLOW_CHANGE.value),
@@ -80,6 +83,8 @@ def main(participant: Participant) -> None:
         cache_dir=cache,
         request=request,
         profile_steps=_steps(_PROFILE_STEPS.value),
+        trains=_MODE.value == "train",
+        clock=clock,
     )
     run = prepare(loaded, options=options, participant=participant)
     participant.progress(Phase.COMPILE)

@@ -18,8 +18,9 @@ from trainer.metrics.tensorboard import TensorBoardWriter
 from trainer.metrics.writer import Kind, MetricWriter, Several, Thinned
 from trainer.run import Run
 from trainer.sampling import sample
+from trainer.startup import StartupReport
 from trainer.state import TrainState
-from trainer.step import build_eval_step, build_train_step
+from trainer.step import build_eval_step
 
 PROMPT = "def "
 
@@ -76,7 +77,7 @@ def _train(
         every=run.config.checkpoint.every,
         last=steps,
     )
-    hooks: list[Hook] = [recorder, evaluator, saver]
+    hooks: list[Hook] = [recorder, evaluator, saver, _startup(run)]
     if run.options.profile_steps:
         first, last = run.options.profile_steps
         profiler = Profiler(run.directory.local / "profiles", first=first, last=last)
@@ -88,17 +89,32 @@ def _train(
         evaluator.at_boundary(run.state, start)
     if start >= steps:
         return run.state
+    assert run.step is not None
     loader = stack.enter_context(run.loader(start=start, stop=steps))
     depth = max(run.config.data.prefetch, 1)
     placed = stack.enter_context(DevicePrefetcher(loader, run.shardings, depth=depth))
     return train(
         run.state,
-        step=build_train_step(run.program),
+        step=run.step,
         batches=placed,
         hooks=hooks,
         stop=run.participant.preemption,
         save=saver.commit,
         max_nonfinite=run.config.train.max_nonfinite,
+    )
+
+
+def _startup(run: Run) -> StartupReport:
+    def beside() -> dict[str, float]:
+        assert run.step is not None
+        return {"trace": run.step.trace_s, "compile": run.step.compile_s, "wait": run.step.wait_s}
+
+    return StartupReport(
+        run.options.clock,
+        say=run.say,
+        details=beside,
+        root=run.directory.root if run.participant.rank == 0 else None,
+        key=f"{run.directory.folder}startup.json",
     )
 
 

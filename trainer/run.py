@@ -22,6 +22,7 @@ from input_pipeline.position import PositionRecord
 from launch.contract import ExitCode, Phase
 from partitioning import table
 from partitioning.mesh import build_mesh, describe
+from trainer.ahead import CompiledAhead
 from trainer.checkpoints.parameters import load_params
 from trainer.checkpoints.root import open_root
 from trainer.checkpoints.store import CheckpointStore
@@ -33,6 +34,7 @@ from trainer.paths import path_of
 from trainer.program import Program, build_program, build_task
 from trainer.run_config import LanguageModel, RunConfig
 from trainer.run_directory import Request, RunDirectory, open_run
+from trainer.startup import StartupClock
 from trainer.state import (
     MODEL,
     TrainState,
@@ -41,6 +43,7 @@ from trainer.state import (
     init_state,
     to_portable,
 )
+from trainer.step import build_train_step
 
 
 class UserError(ValueError):
@@ -60,12 +63,16 @@ class Options:
       cache_dir: prepared data and compiled programs, shared by runs.
       request: how an existing directory is treated.
       profile_steps: first and last step to trace, or None.
+      trains: whether the train step will be called; it is compiled while the rest gets ready.
+      clock: accounts for the time until the first step.
     """
 
     run_dir: str
     cache_dir: pathlib.Path
     request: Request
     profile_steps: tuple[int, int] | None = None
+    trains: bool = True
+    clock: StartupClock = dataclasses.field(default_factory=StartupClock.of_this_process)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -85,6 +92,7 @@ class Run:
       position: what each step reads.
       state: where training starts.
       start_step: steps done so far.
+      step: the train step, being compiled; None where nothing is trained.
     """
 
     config: RunConfig
@@ -99,6 +107,7 @@ class Run:
     position: PositionRecord
     state: TrainState
     start_step: int
+    step: CompiledAhead | None
 
     @property
     def rows(self) -> Any:
@@ -157,6 +166,8 @@ def prepare(loaded: LoadedConfig, *, options: Options, participant: Participant)
     participant.before_leaving(directory.close)
     data, held_out = load_data(config, cache_dir=options.cache_dir)
     program = with_data(program, config=config, data=data)
+    options.clock.ended("data")
+    train_step = compile_ahead(program, config=config) if options.trains else None
     store = CheckpointStore(
         root,
         attempt=directory.attempt,
@@ -174,6 +185,7 @@ def prepare(loaded: LoadedConfig, *, options: Options, participant: Participant)
         coordination=participant.coordination,
     )
     participant.saved_step = step or None
+    options.clock.ended("restore" if step else "initialize")
     run = Run(
         config=config,
         options=options,
@@ -187,6 +199,7 @@ def prepare(loaded: LoadedConfig, *, options: Options, participant: Participant)
         position=position,
         state=state,
         start_step=step,
+        step=train_step,
     )
     describe_run(run, mesh=mesh)
     return run
@@ -219,6 +232,19 @@ def assemble(config: RunConfig, *, mesh: Mesh) -> tuple[Program, dict[str, Named
     spec = task.batch_spec(rows=config.data.global_batch, length=config.data.sequence_length)
     shardings = {name: program.shard.sharding(s.axes, shape=s.shape) for name, s in spec.items()}
     return program, shardings
+
+
+def compile_ahead(program: Program, *, config: RunConfig) -> CompiledAhead:
+    """Returns the train step, which a thread compiles from now on."""
+    data = config.data
+    spec = program.task.batch_spec(rows=data.global_batch, length=data.sequence_length)
+    batch = {
+        name: jax.ShapeDtypeStruct(
+            s.shape, s.dtype, sharding=program.shard.sharding(s.axes, shape=s.shape)
+        )
+        for name, s in spec.items()
+    }
+    return CompiledAhead(build_train_step(program), abstract_state(program), batch)
 
 
 def with_data(program: Program, *, config: RunConfig, data: Dataset) -> Program:
