@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import shutil
 import socket
 import subprocess
 import sys
@@ -106,6 +107,10 @@ class Scene:
             self.start(run_dir, *arguments, environ={**shared, "LAUNCH_PROCESS_ID": str(rank)})
             for rank in range(processes)
         ]
+
+    def copy(self, run_dir: str, name: str) -> pathlib.Path:
+        """Copies a run that is not going on, for a test to damage or to continue."""
+        return shutil.copytree(self.folder / run_dir, self.folder / name)
 
     def rows(self, run_dir: str, kind: str = "train") -> dict[int, dict[str, Any]]:
         """Returns step -> row of metrics.jsonl."""
