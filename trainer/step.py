@@ -23,8 +23,8 @@ from trainer.task import Batch, Metrics
 Sums = tuple[jax.Array, jax.Array, Metrics]
 
 
-def build_train_step(program: Program) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
-    """Returns the jitted train step; the state it is given is donated.
+def build_train_step(program: Program) -> jax.stages.Wrapped:
+    """Returns the jitted train step, (state, batch) -> (state, metrics); the state is donated.
 
     Metrics: ``loss`` (mean per weight), ``weight``, ``grad_norm`` (before clipping),
     ``param_norm`` (after the update), ``learning_rate``, ``nonfinite`` (consecutive skipped
