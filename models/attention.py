@@ -195,15 +195,19 @@ def _attend_xla(
 ) -> jax.Array:
     B, T, H, K = q_BTHK.shape
     G = k_BSGK.shape[2]
-    q_BTGRK = q_BTHK.reshape(B, T, G, H // G, K) * K**-0.5
-    scores_BGRTS = wide(jnp.einsum("btgrk,bsgk->bgrts", q_BTGRK, k_BSGK))
-    scores_BGRTS = soft_cap(scores_BGRTS, cap)
-    visible = mask_BTS[:, None, None]
-    scores_BGRTS = jnp.where(visible, scores_BGRTS, jnp.finfo(scores_BGRTS.dtype).min)
-    weights_BGRTS = jax.nn.softmax(scores_BGRTS, axis=-1)
+    q_BTHK = q_BTHK * K**-0.5
+    # Neither form moves an axis between the two products; an axis R of size one would still cost
+    # a copy of the scores in the backward pass on CPU, so that it is left out.
+    if G == H:
+        score, mix, visible = "bthk,bshk->bhts", "bhts,bshk->bthk", mask_BTS[:, None]
+    else:
+        score, mix, visible = "btgrk,bsgk->bgtrs", "bgtrs,bsgk->btgrk", mask_BTS[:, None, :, None]
+        q_BTHK = q_BTHK.reshape(B, T, G, H // G, K)
+    scores = soft_cap(wide(jnp.einsum(score, q_BTHK, k_BSGK)), cap)
+    scores = jnp.where(visible, scores, jnp.finfo(scores.dtype).min)
     # A row of padding sees nothing; without this its softmax would average over everything.
-    weights_BGRTS = jnp.where(visible, weights_BGRTS, 0).astype(v_BSGK.dtype)
-    return jnp.einsum("bgrts,bsgk->btgrk", weights_BGRTS, v_BSGK).reshape(B, T, H, K)
+    weights = jnp.where(visible, jax.nn.softmax(scores, axis=-1), 0).astype(v_BSGK.dtype)
+    return jnp.einsum(mix, weights, v_BSGK).reshape(B, T, H, K)
 
 
 def _extend(

@@ -15,6 +15,8 @@ from models.decoder_config import DecoderConfig
 from models.layers import Dense, RMSNorm, matmul, normal_parameter, soft_cap, wide
 from models.stack import INSIDE, RESIDUAL, Caches, Stack
 
+ORDER = ("prefix", "pattern", "suffix")
+
 
 class Decoder(nnx.Module):
     """A decoder-only transformer: ``prefix``, repeated ``pattern``, ``suffix``."""
@@ -31,13 +33,9 @@ class Decoder(nnx.Module):
             fan_in=D,
             config=config,
         )
-        parts = {
-            "prefix": (config.prefix, 1),
-            "pattern": (config.pattern, config.repeats),
-            "suffix": (config.suffix, 1),
-        }
+        parts = ((config.prefix, 1), (config.pattern, config.repeats), (config.suffix, 1))
         stacks, first = {}, 0
-        for name, (kinds, repeats) in parts.items():
+        for name, (kinds, repeats) in zip(ORDER, parts, strict=True):
             if kinds and repeats:
                 stacks[name] = Stack(config, kinds, repeats=repeats, first=first, key=blocks_key)
                 first += repeats * len(kinds)
@@ -77,8 +75,9 @@ class Decoder(nnx.Module):
             x_BTD = x_BTD * jnp.asarray(math.sqrt(self.config.embed_dim), x_BTD.dtype)
         x_BTD = ctx.shard(x_BTD, *RESIDUAL)
         extended: dict[str, Caches] = {}
-        for name, stack in self.stacks.items():
-            x_BTD, cache = stack(
+        # By name: a dict that was split and merged comes back sorted.
+        for name in (part for part in ORDER if part in self.stacks):
+            x_BTD, cache = self.stacks[name](
                 x_BTD,
                 tokens,
                 ctx=ctx,

@@ -93,6 +93,10 @@ class Recorder:
         """Writes the row of an evaluation."""
         self._writer.write(Row(step, Kind.EVAL, scores))
 
+    def flush(self) -> None:
+        """Makes all rows so far as durable as a checkpoint."""
+        self._writer.flush()
+
     def due(self, step: int) -> bool:
         """Never: rows need no boundary."""
         del step
@@ -171,6 +175,7 @@ class Saver:
 
     def at_boundary(self, state: TrainState, step: int) -> None:
         """Starts a save; returns when the arrays may be changed."""
+        self._recorder.flush()
         seconds = self._store.save(
             step, to_portable(state), data=self._data, metrics=self._scores(step)
         )

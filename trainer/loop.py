@@ -96,7 +96,8 @@ def train(
         # Do not reorder: a step is dispatched before the one before it is reported, so that the
         # devices never wait for the host; boundaries see a state whose steps are all reported;
         # stop is asked once per step by every process, last, because it decides for all of them.
-        state, metrics = step(state, batch.arrays)
+        with jax.transfer_guard("disallow"):
+            state, metrics = step(state, batch.arrays)
         report()
         done = batch.step + 1
         pending = (done, metrics, batch.wait_s)

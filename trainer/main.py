@@ -15,6 +15,7 @@ from trainer import software
 from trainer.config_parser import rewrite_arguments
 from trainer.distributed import HEARTBEAT_S, INITIALIZATION_S, Participant, run_guarded
 from trainer.endings import UserError
+from trainer.startup import StartupClock
 
 _GIN_FILE = flags.DEFINE_multi_string(
     "gin_file", [], "Gin file, for example configs/runs/quickstart.gin; may be repeated."
@@ -64,6 +65,7 @@ _HEARTBEAT_TIMEOUT = flags.DEFINE_integer(
 
 def main(participant: Participant) -> None:
     """Runs one process from the command line to the end of its mode."""
+    clock = StartupClock.of_this_process()
     logging.use_absl_handler()
     logging.set_verbosity(logging.INFO if flags.FLAGS["verbosity"].present else logging.WARNING)
     from trainer.config import load
@@ -83,6 +85,7 @@ def main(participant: Participant) -> None:
     from trainer import modes, run
     from trainer.run_directory import Request, Resume
 
+    clock.ended("imports")
     options = run.Options(
         run_dir=run_dir,
         cache_dir=cache,
@@ -93,6 +96,7 @@ def main(participant: Participant) -> None:
         ),
         checkpoint=_CHECKPOINT.value,
         profile_steps=profile_steps,
+        clock=clock,
     )
     if _MODE.value == "eval":
         modes.evaluate_run(loaded, options=options, participant=participant)

@@ -21,14 +21,17 @@ from trainer.hooks import Evaluator, Profiler, Recorder, Saver, Scores
 from trainer.loop import Hook, train
 from trainer.metrics.console import ConsoleWriter
 from trainer.metrics.jsonl import JsonlWriter, read_rows
+from trainer.metrics.mirror import Mirrored, fetch
 from trainer.metrics.tensorboard import TensorBoardWriter
 from trainer.metrics.writer import Kind, MetricWriter, Several, Thinned
 from trainer.run import Options, Run, Setup, read_step
 from trainer.sampling import sample
+from trainer.startup import StartupReport
 from trainer.state import TrainState
-from trainer.step import build_eval_step, build_train_step
+from trainer.step import build_eval_step
 
 PROMPT = "def "
+METRICS = "metrics.jsonl"
 AGREE_S = 300.0
 
 
@@ -105,7 +108,7 @@ def _train(
         every=run.config.checkpoint.every,
         last=steps,
     )
-    hooks: list[Hook] = [recorder, evaluator, saver]
+    hooks: list[Hook] = [recorder, evaluator, saver, _startup(run)]
     if run.options.profile_steps:
         first, last = run.options.profile_steps
         folder = run.directory.local / "profiles"
@@ -123,12 +126,25 @@ def _train(
     placed = stack.enter_context(DevicePrefetcher(loader, run.shardings, depth=depth))
     return train(
         run.state,
-        step=build_train_step(run.program),
+        step=run.step,
         batches=placed,
         hooks=hooks,
         stop=run.participant.preemption,
         save=saver.commit,
         max_nonfinite=run.config.train.max_nonfinite,
+    )
+
+
+def _startup(run: Run) -> StartupReport:
+    def beside() -> dict[str, float]:
+        return {"trace": run.step.trace_s, "compile": run.step.compile_s, "wait": run.step.wait_s}
+
+    return StartupReport(
+        run.options.clock,
+        say=run.say,
+        details=beside,
+        root=run.directory.root if run.participant.rank == 0 else None,
+        key=f"{run.directory.folder}startup.json",
     )
 
 
@@ -164,18 +180,22 @@ def _writers(run: Run) -> MetricWriter:
         return Several([])
     settings, steps = run.config.logging, run.config.train.steps
     local = run.directory.local
-    superseded = local / run.directory.folder / "superseded.jsonl"
     shown: list[MetricWriter] = [ConsoleWriter(sys.stdout, steps=steps)]
     if settings.tensorboard:
         shown.append(TensorBoardWriter(local / "tensorboard", restored_step=run.start_step))
-    return Several(
-        [
-            JsonlWriter(
-                local / "metrics.jsonl", restored_step=run.start_step, superseded=superseded
-            ),
-            *(Thinned(writer, every=settings.every, last=steps) for writer in shown),
-        ]
-    )
+    thinned = [Thinned(writer, every=settings.every, last=steps) for writer in shown]
+    return Several([_rows(run), *thinned])
+
+
+def _rows(run: Run) -> MetricWriter:
+    """Returns the writer of metrics.jsonl, which an object store gets a copy of."""
+    root, path = run.directory.root, run.directory.local / METRICS
+    remote = root.local_path(METRICS) is None
+    if remote:
+        fetch(path, root=root, key=METRICS)
+    superseded = run.directory.local / run.directory.folder / "superseded.jsonl"
+    rows = JsonlWriter(path, restored_step=run.start_step, superseded=superseded)
+    return Mirrored(rows, path=path, root=root, key=METRICS) if remote else rows
 
 
 def _was_scored(run: Run, step: int) -> bool:
@@ -187,7 +207,7 @@ def _was_scored(run: Run, step: int) -> bool:
 
 def _scored(run: Run, step: int) -> Scores | None:
     """Returns the scores that an earlier attempt wrote for ``step``."""
-    path = run.directory.local / "metrics.jsonl"
+    path = run.directory.local / METRICS
     if not path.exists():
         return None
     rows = (row for row in read_rows(path) if row.kind is Kind.EVAL and row.step == step)

@@ -23,6 +23,7 @@ from input_pipeline.position import PositionRecord
 from launch.contract import ExitCode, Phase
 from partitioning import table
 from partitioning.mesh import build_mesh, describe
+from trainer.ahead import CompiledAhead
 from trainer.checkpoints.parameters import load_params
 from trainer.checkpoints.restoring import Restored
 from trainer.checkpoints.root import open_root
@@ -30,10 +31,12 @@ from trainer.checkpoints.store import CheckpointStore
 from trainer.config import LoadedConfig
 from trainer.distributed import Participant
 from trainer.endings import UserError, user_error
-from trainer.optimizers import build_schedule, path_of
+from trainer.optimizers import build_schedule
+from trainer.paths import path_of
 from trainer.program import Program, build_program, build_task
 from trainer.run_config import LanguageModel, RunConfig
 from trainer.run_directory import Request, RunDirectory, check_readable, open_run
+from trainer.startup import StartupClock
 from trainer.state import (
     MODEL,
     TrainState,
@@ -42,6 +45,7 @@ from trainer.state import (
     init_state,
     to_portable,
 )
+from trainer.step import build_train_step
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,6 +58,7 @@ class Options:
       request: how an existing directory is treated.
       checkpoint: step to evaluate; None takes the newest.
       profile_steps: first and last step to trace, or None.
+      clock: accounts for the time until the first step.
     """
 
     run_dir: str
@@ -61,6 +66,7 @@ class Options:
     request: Request
     checkpoint: int | None = None
     profile_steps: tuple[int, int] | None = None
+    clock: StartupClock = dataclasses.field(default_factory=StartupClock.of_this_process)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -115,6 +121,7 @@ class Run(Setup):
       position: what each step reads.
       state: where training starts.
       start_step: steps done so far.
+      step: the train step, compiled while the rest gets ready.
     """
 
     directory: RunDirectory
@@ -122,6 +129,7 @@ class Run(Setup):
     position: PositionRecord
     state: TrainState
     start_step: int
+    step: CompiledAhead
 
     def loader(self, *, start: int, stop: int) -> BatchLoader:
         """Returns the batches of steps ``start`` to ``stop`` (excluded)."""
@@ -158,6 +166,8 @@ def prepare(loaded: LoadedConfig, *, options: Options, participant: Participant)
     participant.attempt, participant.root = directory.attempt, directory.root
     participant.before_leaving(directory.close)
     setup = with_data(program, shardings, loaded.run, options=options, participant=participant)
+    options.clock.ended("data")
+    train_step = compile_ahead(setup)
     store = CheckpointStore(
         root,
         attempt=directory.attempt,
@@ -169,6 +179,7 @@ def prepare(loaded: LoadedConfig, *, options: Options, participant: Participant)
     participant.progress(Phase.RESTORE)
     state, position, step = resume(store, setup=setup)
     participant.saved_step = step or None
+    options.clock.ended("restore" if step else "initialize")
     run = Run(
         **vars(setup),
         directory=directory,
@@ -176,6 +187,7 @@ def prepare(loaded: LoadedConfig, *, options: Options, participant: Participant)
         position=position,
         state=state,
         start_step=step,
+        step=train_step,
     )
     describe_run(run)
     participant.progress(Phase.COMPILE)
@@ -237,6 +249,17 @@ def assemble(config: RunConfig) -> tuple[Program, dict[str, NamedSharding]]:
             name: program.shard.sharding(s.axes, shape=s.shape) for name, s in spec.items()
         }
     return program, shardings
+
+
+def compile_ahead(setup: Setup) -> CompiledAhead:
+    """Returns the train step, which a thread compiles from now on."""
+    data = setup.config.data
+    spec = setup.program.task.batch_spec(rows=data.global_batch, length=data.sequence_length)
+    batch = {
+        name: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=setup.shardings[name])
+        for name, s in spec.items()
+    }
+    return CompiledAhead(build_train_step(setup.program), abstract_state(setup.program), batch)
 
 
 def with_data(

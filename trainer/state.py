@@ -5,7 +5,6 @@ cannot disagree.
 """
 
 import dataclasses
-import re
 from typing import Any
 
 import jax
@@ -17,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from partitioning.mesh import axis_sizes
 from partitioning.mesh_config import Rule
 from partitioning.rules import optimizer_rules, resolve
-from trainer.optimizers import path_of
+from trainer.paths import nest, path_of, split_frozen
 from trainer.program import Program
 
 Tree = Any
@@ -121,44 +120,6 @@ def init_state(program: Program) -> TrainState:
         lambda: create_state(program), out_shardings=shardings(abstract_state(program))
     )
     return create()
-
-
-def split_frozen(parameters: Tree, frozen: tuple[str, ...]) -> tuple[Tree, Tree]:
-    """Splits a nested dict into (trainable, frozen) by patterns of paths.
-
-    Raises:
-      ValueError: a pattern matches no parameter.
-    """
-    if not frozen:
-        return parameters, {}
-    leaves = {path_of(path): leaf for path, leaf in jax.tree.leaves_with_path(parameters)}
-    for pattern in frozen:
-        if not any(re.search(pattern, path) for path in leaves):
-            raise ValueError(f"TrainConfig.frozen: {pattern!r} matches no parameter path.")
-    fixed = {path for path in leaves if any(re.search(pattern, path) for pattern in frozen)}
-    parts = ({p: v for p, v in leaves.items() if (p in fixed) == kept} for kept in (False, True))
-    trainable, kept = (nest(part) for part in parts)
-    return trainable, kept
-
-
-def merge_frozen(trainable: Tree, frozen: Tree) -> Tree:
-    """Undoes ``split_frozen``."""
-    if not frozen:
-        return trainable
-    parts = (*jax.tree.leaves_with_path(trainable), *jax.tree.leaves_with_path(frozen))
-    return nest({path_of(path): leaf for path, leaf in parts})
-
-
-def nest(flat: dict[str, Any]) -> Tree:
-    """Turns ``{"a/b": x}`` into ``{"a": {"b": x}}``."""
-    tree: dict[str, Any] = {}
-    for path, leaf in flat.items():
-        *parents, last = path.split("/")
-        node = tree
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[last] = leaf
-    return tree
 
 
 def to_portable(state: TrainState) -> Tree:

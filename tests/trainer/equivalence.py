@@ -1,0 +1,181 @@
+"""One compiled training step against the same step on one device.
+
+The step is the trainer's own. Its gradients are read from an optimizer that keeps the last
+gradients as its state in front of SGD, so that they are seen apart from the update.
+"""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from models.decoder_config import DecoderConfig
+from partitioning.mesh_config import MeshConfig, RulesConfig
+from tests.trainer import programs
+from trainer.paths import path_of
+from trainer.program import Program
+from trainer.state import MODEL, abstract_state, init_state
+from trainer.step import build_train_step
+
+TOLERANCE = {"float64": 1e-12, "float32": 1e-5}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """A row of the table.
+
+    Attributes:
+      name: what is special about it.
+      rules: rule set in configs/partitioning.
+      mesh: sizes.
+      sequence_parallel: switches ``RulesConfig.sequence_parallel``.
+      batch: "packed" or "padded".
+      microbatches: gradient accumulation.
+      execution: changes of the decoder that must not change numbers.
+      model: changes of the decoder that do; the one-device step has them too.
+      dtype: of parameters and activations.
+    """
+
+    name: str
+    rules: str = "fsdp"
+    mesh: MeshConfig
+    sequence_parallel: bool = True
+    batch: str = "packed"
+    microbatches: int = 1
+    execution: tuple[tuple[str, Any], ...] = ()
+    model: tuple[tuple[str, Any], ...] = ()
+    dtype: str = "float64"
+
+    def decoder(self) -> DecoderConfig:
+        """Returns the decoder of this row."""
+        changes = dict(self.model) | dict(self.execution)
+        return programs.decoder(dtype=self.dtype, param_dtype=self.dtype, **changes)
+
+    def reference(self) -> "Case":
+        """Returns the same step on one device, in one piece, nothing recomputed or scanned."""
+        fixed = (("remat", "none"), ("scan_layers", False), ("loss_chunks", 1))
+        return dataclasses.replace(
+            self,
+            name="one device",
+            rules="ddp",
+            mesh=MeshConfig(),
+            sequence_parallel=True,
+            microbatches=1,
+            execution=fixed,
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What one step returned, on the host: name -> array."""
+
+    loss: dict[str, np.ndarray]
+    gradients: dict[str, np.ndarray]
+    parameters: dict[str, np.ndarray]
+
+
+def outcome(
+    case: Case, *, program: Program | None = None, batch: dict[str, np.ndarray] | None = None
+) -> Outcome:
+    """Runs one step from the initial parameters of the one-device program."""
+    program = keep_gradients(program or program_of(case))
+    batch = programs.batch(case.batch) if batch is None else batch
+    state = jax.tree.map(
+        lambda leaf: jax.make_array_from_callback(
+            leaf.shape, leaf.sharding, lambda _, leaf=leaf: np.zeros(leaf.shape, leaf.dtype)[_]
+        ),
+        abstract_state(program),
+    )
+    group = state.groups[MODEL]
+    parameters = jax.tree.map(
+        lambda value, leaf: jax.device_put(value, leaf.sharding),
+        initial(case.reference()),
+        group.parameters,
+    )
+    group = dataclasses.replace(group, parameters=parameters)
+    state = dataclasses.replace(state, groups={MODEL: group})
+    with fast_compilation(case.dtype == "float64"):
+        state, metrics = build_train_step(program)(state, batch)
+    group = state.groups[MODEL]
+    return Outcome(
+        loss=flat({name: metrics[name] for name in ("loss", "weight", "grad_norm", "sums")}),
+        gradients=flat(group.optimizer[0]),
+        parameters=flat(group.parameters),
+    )
+
+
+@functools.cache
+def on_one_device(case: Case) -> Outcome:
+    """Returns the outcome of ``case.reference()``."""
+    return outcome(case)
+
+
+@functools.cache
+def initial(reference: Case) -> Any:
+    """Returns the initial parameters on the host."""
+    return jax.device_get(init_state(program_of(reference)).groups[MODEL].parameters)
+
+
+@contextlib.contextmanager
+def fast_compilation(wanted: bool) -> Iterator[None]:
+    """Leaves out LLVM's optimisations, which know nothing of shardings; XLA's own stay on."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", wanted)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_disable_most_optimizations", before)
+
+
+def program_of(case: Case) -> Program:
+    """Returns the program of a row."""
+    rules: RulesConfig = dataclasses.replace(
+        programs.rules(case.rules), sequence_parallel=case.sequence_parallel
+    )
+    return programs.program(
+        case.decoder(),
+        mesh=case.mesh,
+        rules=rules,
+        train={"microbatches": case.microbatches},
+        z_loss=1e-3,
+    )
+
+
+def keep_gradients(program: Program) -> Program:
+    """Returns the program with the last gradients as the first part of its optimizer's state."""
+    keep = optax.GradientTransformation(
+        lambda parameters: jax.tree.map(jnp.zeros_like, parameters), lambda g, _, __: (g, g)
+    )
+    return dataclasses.replace(program, optimizer=optax.chain(keep, program.optimizer))
+
+
+def errors(found: Outcome, expected: Outcome) -> dict[str, tuple[str, float]]:
+    """Returns, for loss, gradients and parameters, the worst leaf and its relative error."""
+    return {
+        field.name: _worst(getattr(found, field.name), getattr(expected, field.name))
+        for field in dataclasses.fields(Outcome)
+    }
+
+
+def flat(tree: Any) -> dict[str, np.ndarray]:
+    """Returns path -> host array."""
+    return {path_of(path): np.asarray(leaf) for path, leaf in jax.tree.leaves_with_path(tree)}
+
+
+def _worst(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> tuple[str, float]:
+    assert found.keys() == expected.keys()
+    assert all(found[name].shape == value.shape for name, value in expected.items())
+    relative = {}
+    for name, value in expected.items():
+        largest = np.abs(value).max()
+        if name == "sums/correct":  # a count, and possibly none
+            largest = max(largest, 1.0)
+        assert largest > 0, f"{name} is all zero: it would agree with anything"
+        relative[name] = float(np.abs(found[name] - value).max() / largest)
+    return max(relative.items(), key=lambda pair: pair[1] if pair[1] == pair[1] else np.inf)

@@ -1,0 +1,91 @@
+"""The rows of the equivalence table."""
+
+from partitioning.mesh_config import MeshConfig
+from tests.trainer.equivalence import Case
+
+_DATA, _FSDP = MeshConfig(data=8), MeshConfig(fsdp=8)
+_BOTH, _HYBRID = MeshConfig(data=2, fsdp=4), MeshConfig(fsdp=4, tensor=2)
+_RACKS = MeshConfig(data=2, fsdp=4, outer=(("data", 2),))
+_DROPOUT = (("dropout", 0.3),)
+_TIED = (("tied_embedding", True), ("embed_scale", True))
+_GEMMA = (
+    ("activation", "geglu"),
+    ("norm_plus_one", True),
+    ("post_norms", True),
+    ("attention_soft_cap", 20.0),
+    ("logits_soft_cap", 10.0),
+    ("pattern", ("local", "global")),
+    ("layers", 4),
+    ("window", 3),
+)
+_QWEN = (("qkv_bias", True), ("qk_norm", True), ("prefix", ("global",)), ("layers", 3))
+
+
+def _tensor(size: int) -> MeshConfig:
+    return MeshConfig(tensor=size)
+
+
+MESHES = (
+    Case(name="data 8", rules="ddp", mesh=_DATA),
+    Case(name="fsdp 8", rules="fsdp", mesh=_FSDP),
+    Case(name="data 2 x fsdp 4", rules="hsdp", mesh=_BOTH),
+    Case(name="data 2 across racks x fsdp 4", rules="hsdp", mesh=_RACKS),
+    Case(name="tensor 2", rules="tp", mesh=_tensor(2)),
+    Case(name="tensor 4, 2 kv heads", rules="tp", mesh=_tensor(4)),
+    Case(name="tensor 8, 2 kv heads", rules="tp", mesh=_tensor(8)),
+    Case(name="fsdp 4 x tensor 2", rules="fsdp_tp", mesh=_HYBRID),
+    Case(name="zero1 on data 8", rules="zero1", mesh=_DATA),
+)
+WITHOUT_SEQUENCE_PARALLELISM = (
+    Case(name="tensor 4, no SP", rules="tp", mesh=_tensor(4), sequence_parallel=False),
+    Case(name="fsdp 4 x tensor 2, no SP", rules="fsdp_tp", mesh=_HYBRID, sequence_parallel=False),
+)
+ACCUMULATION = (
+    *(
+        Case(name=f"{name}, {m} microbatches, {kind}", rules=r, mesh=x, batch=kind, microbatches=m)
+        for name, r, x in (("data 8", "ddp", _DATA), ("fsdp 8", "fsdp", _FSDP))
+        for m, kind in ((1, "padded"), (4, "packed"), (4, "padded"))
+    ),
+    Case(name="one device, 2 microbatches", mesh=MeshConfig(), batch="padded", microbatches=2),
+    Case(name="zero1 on data 8, 2 microbatches", rules="zero1", mesh=_DATA, microbatches=2),
+    Case(
+        name="fsdp 4 x tensor 2, 2 microbatches, padded",
+        rules="fsdp_tp",
+        mesh=_HYBRID,
+        batch="padded",
+        microbatches=2,
+    ),
+)
+EXECUTION = tuple(
+    Case(name=f"{name}, {', '.join(f'{k} {v}' for k, v in how)}", rules=r, mesh=x, execution=how)
+    for name, r, x, how in (
+        ("one device", "ddp", MeshConfig(), (("scan_layers", True),)),
+        ("fsdp 8", "fsdp", _FSDP, (("scan_layers", True), ("remat", "full"))),
+        ("fsdp 8", "fsdp", _FSDP, (("remat", "selective"),)),
+        ("fsdp 4 x tensor 2", "fsdp_tp", _HYBRID, (("scan_layers", True), ("remat", "selective"))),
+        ("fsdp 4 x tensor 2", "fsdp_tp", _HYBRID, (("remat", "full"), ("loss_chunks", 4))),
+        ("tensor 2", "tp", _tensor(2), (("remat", "save:query,attention"), ("loss_chunks", 2))),
+    )
+)
+MODELS = (
+    Case(name="data 8, dropout", rules="ddp", mesh=_DATA, model=_DROPOUT),
+    Case(
+        name="fsdp 8, dropout, 4 microbatches, remat full, scan",
+        mesh=_FSDP,
+        model=_DROPOUT,
+        microbatches=4,
+        execution=(("remat", "full"), ("scan_layers", True)),
+    ),
+    Case(name="fsdp 4 x tensor 2, dropout", rules="fsdp_tp", mesh=_HYBRID, model=_DROPOUT),
+    Case(name="fsdp 8, tied", mesh=_FSDP, model=_TIED),
+    Case(name="tensor 4, tied, chunked loss", rules="tp", mesh=_tensor(4), model=_TIED,
+         execution=(("loss_chunks", 2),)),
+    Case(name="fsdp 4 x tensor 2, Gemma-2-like", rules="fsdp_tp", mesh=_HYBRID, model=_GEMMA),
+    Case(name="fsdp 4 x tensor 2, Qwen-like", rules="fsdp_tp", mesh=_HYBRID, model=_QWEN),
+)  # fmt: skip
+SINGLE = tuple(
+    Case(name=case.name, rules=case.rules, mesh=case.mesh, dtype="float32")
+    for case in MESHES
+    if case.name in ("fsdp 8", "tensor 4, 2 kv heads", "fsdp 4 x tensor 2", "zero1 on data 8")
+)
+CASES = (*MESHES, *WITHOUT_SEQUENCE_PARALLELISM, *ACCUMULATION, *EXECUTION, *MODELS, *SINGLE)
