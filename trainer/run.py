@@ -6,6 +6,7 @@ the exit code that the launcher knows.
 
 import contextlib
 import dataclasses
+import math
 import pathlib
 from collections.abc import Iterator
 from typing import Any
@@ -29,7 +30,6 @@ from trainer.checkpoints.store import CheckpointStore
 from trainer.config import LoadedConfig
 from trainer.distributed import Participant
 from trainer.optimizers import build_schedule
-from trainer.paths import path_of
 from trainer.program import Program, build_program, build_task
 from trainer.run_config import LanguageModel, RunConfig
 from trainer.run_directory import Request, RunDirectory, open_run
@@ -39,6 +39,7 @@ from trainer.state import (
     abstract_state,
     from_portable,
     init_state,
+    parameter_rows,
     to_portable,
 )
 
@@ -274,13 +275,9 @@ def resume(
 
 def describe_run(run: Run, *, mesh: Mesh) -> None:
     """Prints where parameters live and where the run stands."""
-    abstract = abstract_state(run.program)
-    rows = [
-        table.row_of(path_of(path), leaf)
-        for path, leaf in jax.tree.leaves_with_path(abstract.groups[MODEL].parameters)
-    ]
+    rows = parameter_rows(run.program)
     run.say(table.show(rows))
-    count = sum(leaf.size for leaf in jax.tree.leaves(abstract.groups[MODEL].parameters))
+    count = sum(math.prod(row.shape) for row in rows)
     run.say(f"{count:,} parameters; mesh {describe(mesh)}; attempt {run.directory.attempt}")
     if message := moved_schedule(run):
         logging.warning("%s", message)
