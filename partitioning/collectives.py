@@ -5,7 +5,7 @@ import re
 
 _COMMENT = re.compile(r"/\*.*?\*/")
 _INSTRUCTION = re.compile(
-    r"=\s+(?:\([^=]*?\)|\S+)\s+(all-gather|all-reduce|reduce-scatter|ragged-all-to-all|all-to-all"
+    r"=\s+(?:\(.*?\)|\S+)\s+(all-gather|all-reduce|reduce-scatter|ragged-all-to-all|all-to-all"
     r"|collective-permute|collective-broadcast)(?:-start)?\("
 )
 

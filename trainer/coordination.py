@@ -1,8 +1,9 @@
-"""Agreement among the processes of a run that needs no device: barriers and small values.
+"""Agreement among the processes of a run that needs no device: barriers, values, lists of values.
 
-`Joined` uses jax's coordination service (facts: process 0 hosts it); `Alone` is the run of one
-process. Neither touches an accelerator, so both work from background threads while a step runs.
-Imports no jax at module level.
+`Joined` uses jax's coordination service, which process 0 hosts; `Alone` is the run of one process.
+Imports no jax. Promises: nothing touches an accelerator, so background threads may coordinate while
+a step runs; no wait is without a limit, and a process that does not come within it is named (P057);
+what was gathered and broadcast does not pile up in the service.
 """
 
 import collections
@@ -49,6 +50,24 @@ class Coordination(Protocol):
           PeersMissingError: there was none within ``timeout_s`` seconds.
         """
 
+    def gather(self, name: str, value: str, *, timeout_s: float) -> list[str]:
+        """Returns each process's value, by rank, on process 0, and an empty list on the others.
+
+        ``name`` is fresh, and the same in all processes.
+
+        Raises:
+          PeersMissingError: names the ranks that did not come within ``timeout_s`` seconds.
+        """
+
+    def broadcast(self, name: str, value: str, *, timeout_s: float) -> str:
+        """Returns process 0's value in every process; the others' are ignored.
+
+        ``name`` is fresh, and the same in all processes. Process 0 waits for nobody.
+
+        Raises:
+          PeersMissingError: process 0 did not come within ``timeout_s`` seconds.
+        """
+
 
 class Alone:
     """A run of one process."""
@@ -77,9 +96,19 @@ class Alone:
                 raise PeersMissingError(f"No process gave {key!r} within {timeout_s:g} s.")
             return self._values[key]
 
+    def gather(self, name: str, value: str, *, timeout_s: float) -> list[str]:
+        """Returns the value."""
+        del name, timeout_s
+        return [value]
+
+    def broadcast(self, name: str, value: str, *, timeout_s: float) -> str:
+        """Returns the value."""
+        del name, timeout_s
+        return value
+
 
 class Joined:
-    """Processes that joined through jax's coordination service."""
+    """Processes that joined through jax's coordination service; ``client`` is jax's."""
 
     def __init__(self, client: Any, *, process_index: int, process_count: int) -> None:
         self._client = client
@@ -112,21 +141,56 @@ class Joined:
 
     def get(self, key: str, *, timeout_s: float) -> str:
         """See `Coordination.get`."""
+        found = self._await(f"{_PREFIX}/value/{key}", time.monotonic() + timeout_s)
+        if found is None:
+            raise PeersMissingError(f"No process gave {key!r} within {timeout_s:g} s.")
+        return found
+
+    def gather(self, name: str, value: str, *, timeout_s: float) -> list[str]:
+        """See `Coordination.gather`."""
+        keys = [f"{_PREFIX}/gather/{name}/{rank}" for rank in range(self.process_count)]
+        if self.process_index != 0:
+            self._client.key_value_set(keys[self.process_index], value)
+            return []
         deadline = time.monotonic() + timeout_s
+        found = [value, *(self._await(key, deadline) for key in keys[1:])]
+        for key, there in zip(keys[1:], found[1:], strict=True):
+            if there is not None:
+                self._client.key_value_delete(key)
+        missing = [rank for rank, there in enumerate(found) if there is None]
+        if missing:
+            raise PeersMissingError(
+                f"{name}: {_ranks(missing)} did not come within {timeout_s:g} s."
+            )
+        return [there for there in found if there is not None]
+
+    def broadcast(self, name: str, value: str, *, timeout_s: float) -> str:
+        """See `Coordination.broadcast`."""
+        key, readers = f"{_PREFIX}/broadcast/{name}", f"{_PREFIX}/readers/{name}"
+        if self.process_index == 0:
+            if self.process_count > 1:
+                self._client.key_value_set(key, value)
+            return value
+        found = self._await(key, time.monotonic() + timeout_s)
+        if found is None:
+            raise PeersMissingError(f"{name}: rank 0 did not come within {timeout_s:g} s.")
+        if self._client.key_value_increment(readers, 1) == self.process_count - 1:
+            self._client.key_value_delete(key)  # the last reader; a manifest can be large
+            self._client.key_value_delete(readers)
+        return found
+
+    def _await(self, key: str, deadline: float) -> str | None:
+        """The value under a key, or None if there is none by then; looks at least once."""
         while True:
             left = min(deadline - time.monotonic(), _SLICE_S)
             try:
-                value: str = self._client.blocking_key_value_get(
-                    f"{_PREFIX}/value/{key}", max(1, int(left * 1000))
-                )
-            except RuntimeError as error:
+                value: str = self._client.blocking_key_value_get(key, max(1, int(left * 1000)))
+            except RuntimeError as error:  # jax's own class derives from it
                 if not _timed_out(error):
                     raise
                 if time.monotonic() < deadline:
                     continue
-                raise PeersMissingError(
-                    f"No process gave {key!r} within {timeout_s:g} s."
-                ) from error
+                return None
             return value
 
     def _missing(self, identifier: str) -> list[int]:
@@ -137,15 +201,9 @@ class Joined:
 
 
 def agree(coordination: Coordination, key: str, value: Any, *, timeout_s: float) -> Any:
-    """Returns process 0's ``value`` (JSON) in every process; the others' are ignored.
-
-    Raises:
-      PeersMissingError: process 0 did not come within ``timeout_s`` seconds.
-    """
-    if coordination.process_index == 0:
-        coordination.put(key, json.dumps(value))
-        return value
-    return json.loads(coordination.get(key, timeout_s=timeout_s))
+    """Returns process 0's ``value`` (JSON) in every process; see `Coordination.broadcast`."""
+    text = json.dumps(value) if coordination.process_index == 0 else ""
+    return json.loads(coordination.broadcast(key, text, timeout_s=timeout_s))
 
 
 def _timed_out(error: RuntimeError) -> bool:

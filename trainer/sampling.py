@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from models.attention import Tokens
+from models.attention import Decoding, Tokens
 from models.context import Context
 from models.decoder import Decoder
 from trainer.program import Program
@@ -71,7 +71,6 @@ def _draw(
         positions = jax.lax.dynamic_slice_in_dim(places, start, size, axis=1)
         return Tokens(positions=positions, segments=jnp.ones_like(positions))
 
-    # Slots that are still empty lie in the future, where the causal mask hides them.
     every = at(0, slots)
 
     def forward(tokens: jax.Array, start: jax.Array | int, caches: Any) -> tuple[jax.Array, Any]:
@@ -79,9 +78,7 @@ def _draw(
             tokens,
             at(start, tokens.shape[1]),
             ctx=ctx,
-            caches=caches,
-            cache_index=start,
-            key_tokens=every,
+            decoding=Decoding(caches=caches, index=start, tokens=every),
         )
         return model.logits(hidden[:, -1:], ctx)[0, 0], caches
 

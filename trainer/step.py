@@ -23,12 +23,12 @@ from trainer.task import Batch, Metrics
 Sums = tuple[jax.Array, jax.Array, Metrics]
 
 
-def build_train_step(program: Program) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
-    """Returns the jitted train step; the state it is given is donated.
+def build_train_step(program: Program) -> jax.stages.Wrapped:
+    """Returns the jitted train step, (state, batch) -> (state, metrics); the state is donated.
 
     Metrics: ``loss`` (mean per weight), ``weight``, ``grad_norm`` (before clipping),
-    ``param_norm``, ``learning_rate``, ``nonfinite`` (consecutive skipped steps) and ``sums``, the
-    task's own metrics summed over the batch.
+    ``param_norm`` (after the update), ``learning_rate``, ``nonfinite`` (consecutive skipped
+    steps) and ``sums``, the task's own metrics summed over the batch.
     """
     abstract = abstract_state(program)
     layout = shardings(abstract)
@@ -55,18 +55,27 @@ def build_train_step(program: Program) -> Callable[[TrainState, Batch], tuple[Tr
         norm = optax.tree.norm(gradients) * scale
         clip = program.train.clip_norm
         factor = scale if clip is None else scale * jnp.minimum(1.0, clip / (norm + 1e-12))
-        gradients = jax.tree.map(lambda g: g * factor.astype(g.dtype), gradients)
         rate = program.schedule(state.step)
-        new = _apply(program, group, trainable, frozen, gradients, rate=rate)
         finite = jnp.isfinite(norm) & jnp.isfinite(total)
-        if program.train.skip_nonfinite:
-            new = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, group)
+
+        def update(group: Group) -> Group:
+            scaled = jax.tree.map(lambda g: g * factor.astype(g.dtype), gradients)
+            return _apply(program, group, scaled, rate=rate)
+
+        # A branch, not a choice leaf by leaf: choosing reads the old moments after the new ones
+        # were written in their place, which makes XLA copy the whole optimizer state. Every
+        # process takes the same branch, because the norm is a sum over all of them.
+        new = (
+            jax.lax.cond(finite, update, lambda group: group, group)
+            if program.train.skip_nonfinite
+            else update(group)
+        )
         nonfinite = jnp.where(finite, 0, state.nonfinite + 1)
         metrics = {
             "loss": total * scale,
             "weight": weight,
             "grad_norm": norm,
-            "param_norm": optax.tree.norm(group.parameters),
+            "param_norm": optax.tree.norm(new.parameters),
             "learning_rate": jnp.asarray(rate, jnp.float32),
             "nonfinite": nonfinite,
             "sums": sums,
@@ -137,12 +146,11 @@ def _accumulate(
 def _apply(
     program: Program,
     group: Group,
-    trainable: Any,
-    frozen: Any,
     gradients: Any,
     *,
     rate: jax.Array | float,
 ) -> Group:
+    trainable, frozen = split_frozen(group.parameters, group.frozen)
     updates, optimizer = program.optimizer.update(gradients, group.optimizer, trainable)
     # The rate comes from the run's own step, not from a counter inside the optimizer, so that a
     # skipped step or a restore cannot move the schedule.

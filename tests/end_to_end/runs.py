@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import shutil
 import socket
 import subprocess
 import sys
@@ -107,6 +108,10 @@ class Scene:
             for rank in range(processes)
         ]
 
+    def copy(self, run_dir: str, name: str) -> pathlib.Path:
+        """Copies a run that is not going on, for a test to damage or to continue."""
+        return shutil.copytree(self.folder / run_dir, self.folder / name)
+
     def rows(self, run_dir: str, kind: str = "train") -> dict[int, dict[str, Any]]:
         """Returns step -> row of metrics.jsonl."""
         lines = (self.folder / run_dir / "metrics.jsonl").read_text().splitlines()
@@ -164,7 +169,7 @@ def read_parameters(step: pathlib.Path) -> dict[str, np.ndarray]:
     import jax
 
     from trainer.checkpoints.parameters import load_params
-    from trainer.state import nest
+    from trainer.paths import nest
 
     tree = json.loads((step / "MANIFEST.json").read_text())["tree"]
     inside = "groups/model/parameters/"

@@ -1,58 +1,20 @@
 """Barriers and values: with one process, and against a stand-in of jax's client."""
 
+import concurrent.futures
 import threading
 
 import pytest
 
+from tests.trainer.fake_client import Client, Store, gang
 from trainer.coordination import Alone, Joined, PeersMissingError, agree
 
 
-class Client:
-    """jax's distributed client, in memory, with its error texts."""
-
-    def __init__(self, store):
-        self.store = store
-
-    def key_value_set(self, key, value, allow_overwrite=False):
-        with self.store.changed:
-            if key in self.store.values and not allow_overwrite:
-                raise RuntimeError(f"ALREADY_EXISTS: {key}")
-            self.store.values[key] = value
-            self.store.changed.notify_all()
-
-    def key_value_delete(self, key):
-        with self.store.changed:
-            self.store.values.pop(key, None)
-
-    def key_value_dir_get(self, key):
-        with self.store.changed:
-            return [(k, v) for k, v in self.store.values.items() if k.startswith(f"{key}/")]
-
-    def blocking_key_value_get(self, key, timeout_in_ms):
-        with self.store.changed:
-            found = lambda: key in self.store.values  # noqa: E731
-            if not self.store.changed.wait_for(found, timeout_in_ms / 1000):
-                raise RuntimeError(f"DEADLINE_EXCEEDED: GetKeyValue() timed out with key: {key}")
-            return self.store.values[key]
-
-    def wait_at_barrier(self, barrier_id, timeout_in_ms):
-        if barrier_id in self.store.used:
-            raise RuntimeError(f"INTERNAL: barrier {barrier_id} was already passed")
-        try:
-            self.store.gate.wait(timeout_in_ms / 1000)
-        except threading.BrokenBarrierError:
-            raise RuntimeError("DEADLINE_EXCEEDED: Barrier timed out. Id: x") from None
-
-
-class Store:
-    def __init__(self, count):
-        self.values, self.changed, self.used = {}, threading.Condition(), set()
-        self.gate = threading.Barrier(count)
-
-
-def gang(count):
-    store = Store(count)
-    return [Joined(Client(store), process_index=i, process_count=count) for i in range(count)]
+def together(work, *, count, absent=-1):
+    """What each of several processes returns or raises; ``absent`` does not come."""
+    peers = [peer for peer in gang(count) if peer.process_index != absent]
+    with concurrent.futures.ThreadPoolExecutor(count) as pool:
+        futures = [pool.submit(work, peer) for peer in peers]
+        return [future.exception(60) or future.result() for future in futures]
 
 
 @pytest.mark.parametrize("peers", [Alone(), gang(1)[0]], ids=["alone", "joined"])
@@ -110,3 +72,56 @@ def test_all_processes_take_the_value_of_process_0():
     first, second = gang(2)
     assert agree(first, "attempt", {"n": 3}, timeout_s=1) == {"n": 3}
     assert agree(second, "attempt", "mine", timeout_s=1) == {"n": 3}
+
+
+def test_rank_0_gathers_by_rank_and_all_hear_what_it_says():
+    def work(peers):
+        gathered = peers.gather("g", f"v{peers.process_index}", timeout_s=30)
+        return gathered, peers.broadcast("b", "".join(gathered), timeout_s=30)
+
+    assert together(work, count=3) == [
+        (["v0", "v1", "v2"], "v0v1v2"),
+        ([], "v0v1v2"),
+        ([], "v0v1v2"),
+    ]
+
+
+def test_a_gather_names_the_ranks_that_did_not_come():
+    def work(peers):
+        return peers.gather("1/save/10.a1/files", "", timeout_s=0.3)
+
+    rank_0, *others = together(work, count=4, absent=2)
+    assert isinstance(rank_0, PeersMissingError)
+    assert str(rank_0) == "1/save/10.a1/files: rank 2 did not come within 0.3 s."
+    assert others == [[], []]
+
+
+def test_a_broadcast_says_that_rank_0_did_not_come():
+    with pytest.raises(PeersMissingError, match=r"^b: rank 0 did not come within 0.01 s"):
+        gang(2)[1].broadcast("b", "", timeout_s=0.01)
+
+
+def test_what_was_gathered_and_broadcast_does_not_pile_up_in_the_service():
+    first, *others = gang(3)
+    for peer in others:
+        peer.gather("g", "large", timeout_s=30)
+    first.gather("g", "", timeout_s=30)
+    first.broadcast("b", "large", timeout_s=30)
+    assert [peer.broadcast("b", "", timeout_s=30) for peer in others] == ["large"] * 2
+    assert first._client.store.values == {}
+
+
+def test_an_error_of_the_service_is_not_taken_for_a_late_rank():
+    class Dead(Client):
+        def blocking_key_value_get(self, key, timeout_in_ms):
+            raise RuntimeError("UNAVAILABLE: the coordinator is gone")
+
+    peer = Joined(Dead(Store(2)), process_index=1, process_count=2)
+    with pytest.raises(RuntimeError, match="coordinator is gone"):
+        peer.broadcast("b", "", timeout_s=30)
+
+
+@pytest.mark.parametrize("peers", [Alone(), gang(1)[0]], ids=["alone", "joined"])
+def test_a_single_process_gathers_and_broadcasts_its_own_value(peers):
+    assert peers.gather("g", "v", timeout_s=0) == ["v"]
+    assert peers.broadcast("b", "v", timeout_s=0) == "v"

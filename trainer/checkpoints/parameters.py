@@ -14,12 +14,12 @@ from typing import Any
 from absl import logging
 
 from trainer.checkpoints import fencing, history, layout, manifest, restoring, structure
-from trainer.checkpoints.coordination import Alone, Coordination
 from trainer.checkpoints.layout import StepName
 from trainer.checkpoints.manifest import Leaf, Manifest
 from trainer.checkpoints.restoring import Wanted
 from trainer.checkpoints.root import Root, open_root
 from trainer.checkpoints.session import CheckpointError, Session, join_hosts
+from trainer.coordination import Alone, Coordination
 from trainer.run_config import CheckpointConfig
 
 PARAMS = "groups/model/parameters"

@@ -16,11 +16,12 @@ import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
+from launch.contract import ExitCode
 from trainer.checkpoints import manifest
-from trainer.checkpoints.coordination import Coordination
 from trainer.checkpoints.layout import StepName
 from trainer.checkpoints.manifest import FileRecord, Manifest
 from trainer.checkpoints.root import Root
+from trainer.coordination import Coordination
 from trainer.run_config import CheckpointConfig
 
 _OF_PROCESS = re.compile(r"process_(\d+)(?:/|$)")
@@ -29,6 +30,18 @@ _ARRAY_PIECE = re.compile(r"(?:^|/)c(?:/|$)")
 
 class CheckpointError(RuntimeError):
     """A step could not be written, or none could be read."""
+
+
+class DiskFullError(CheckpointError):
+    """There was no room for a step; trying again helps only when a person has made some."""
+
+    exit_code = ExitCode.HOLD
+
+
+class NoWholeStepError(CheckpointError):
+    """There are steps, and each one is damaged; a person decides what to go on from."""
+
+    exit_code = ExitCode.HOLD
 
 
 @dataclasses.dataclass

@@ -18,7 +18,6 @@ from typing import Any
 from absl import logging
 
 from trainer.checkpoints import arrays, fencing, history, layout, restoring, saving, structure
-from trainer.checkpoints.coordination import Alone, Coordination
 from trainer.checkpoints.fencing import Seal
 from trainer.checkpoints.janitor import Janitor
 from trainer.checkpoints.layout import StepName
@@ -26,6 +25,7 @@ from trainer.checkpoints.manifest import Manifest
 from trainer.checkpoints.restoring import Restored, Wanted
 from trainer.checkpoints.root import Root
 from trainer.checkpoints.session import CheckpointError, Deadline, Session, join_hosts
+from trainer.coordination import Alone, Coordination
 from trainer.run_config import CheckpointConfig
 
 _CLOSE_TIMEOUT_S = 60.0
@@ -186,7 +186,7 @@ class CheckpointStore:
         if error is not None:
             path = self._session.directory(pending.name)
             reason = saving.explain(error, path)
-            raise CheckpointError(f"Step {pending.name} was not written: {reason}") from error
+            raise saving.not_written(pending.name, reason) from error
         self._newest = pending.name
 
     def close(self) -> None:
@@ -239,7 +239,7 @@ class CheckpointStore:
             )
         except (OSError, ValueError) as error:
             reason = saving.explain(error, directory)
-            raise CheckpointError(f"Step {name} was not written: {reason}") from error
+            raise saving.not_written(name, reason) from error
 
     def _finish(self, job: saving.Job, writing: arrays.Writing, stop: threading.Event) -> None:
         """In the background: commits one step, then lets the janitor look."""

@@ -6,34 +6,38 @@ import sys
 
 import jax
 
+from launch.contract import Environment
+from trainer.coordination import Coordination
+from trainer.distributed import join
+
 
 def main() -> None:
     rank, count, port = map(int, sys.argv[1:4])
     url, action, staging = sys.argv[4:7]
-    jax.config.update("jax_num_cpu_devices", 4)
-    jax.distributed.initialize(
-        f"127.0.0.1:{port}",
-        count,
-        rank,
-        cluster_detection_method="deactivate",
-        coordinator_bind_address=f"127.0.0.1:{port}",
-        heartbeat_timeout_seconds=30,
-        shutdown_timeout_seconds=30,
+    peers = join(
+        Environment(
+            run_id="two",
+            attempt=int(action.partition(":")[0]),
+            coordinator=f"127.0.0.1:{port}",
+            num_processes=count,
+            process_id=rank,
+            state_dir=staging,
+            local_devices=(0, 1, 2, 3),
+        )
     )
     try:
-        act(url, action, pathlib.Path(staging))
+        act(url, action, pathlib.Path(staging), peers)
     except Exception:  # noqa: BLE001  printed; and the process ends here
         sys.excepthook(*sys.exc_info())
         sys.stderr.flush()
         os._exit(1)  # never reach the exit barrier while the others wait elsewhere
 
 
-def act(url: str, action: str, staging: pathlib.Path) -> None:
+def act(url: str, action: str, staging: pathlib.Path, peers: Coordination) -> None:
     import numpy as np
     from jax.sharding import PartitionSpec as P
 
     from tests.trainer.checkpoints import states
-    from trainer.checkpoints import coordination
     from trainer.checkpoints.root import open_root
     from trainer.checkpoints.store import CheckpointStore
     from trainer.run_config import CheckpointConfig
@@ -43,7 +47,7 @@ def act(url: str, action: str, staging: pathlib.Path) -> None:
         open_root(url),
         attempt=int(attempt),
         config=CheckpointConfig(keep_latest=1, save_timeout_s=15),
-        coordination=coordination.of_this_process(),
+        coordination=peers,
         staging=staging,
     )
     target = states.abstract(states.make(), over=states.mesh(4, 2), spec=P("b", "a"))
