@@ -10,6 +10,7 @@ import numpy as np
 from absl import logging
 
 from input_pipeline.placement import DevicePrefetcher
+from trainer.assembly import Options, Setup
 from trainer.checkpoints.store import CheckpointStore
 from trainer.config import LoadedConfig
 from trainer.coordination import agree
@@ -24,7 +25,7 @@ from trainer.metrics.jsonl import JsonlWriter, read_rows
 from trainer.metrics.mirror import Mirrored, fetch
 from trainer.metrics.tensorboard import TensorBoardWriter
 from trainer.metrics.writer import Kind, MetricWriter, Several, Thinned
-from trainer.run import Options, Run, Setup, read_step
+from trainer.run import Run, read_step
 from trainer.sampling import sample
 from trainer.startup import StartupReport
 from trainer.state import TrainState
