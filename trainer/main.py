@@ -83,10 +83,11 @@ def main(participant: Participant) -> None:
     participant.progress(Phase.JOIN)
     start_jax(participant, cache=cache)
     from trainer import modes, run
+    from trainer.assembly import Options
     from trainer.run_directory import Request, Resume
 
     clock.ended("imports")
-    options = run.Options(
+    options = Options(
         run_dir=run_dir,
         cache_dir=cache,
         request=Request(

@@ -10,6 +10,7 @@ import numpy as np
 from absl import logging
 
 from input_pipeline.placement import DevicePrefetcher
+from trainer.assembly import Options, Setup
 from trainer.checkpoints.store import CheckpointStore
 from trainer.config import LoadedConfig
 from trainer.coordination import agree
@@ -24,7 +25,7 @@ from trainer.metrics.jsonl import JsonlWriter, read_rows
 from trainer.metrics.mirror import Mirrored, fetch
 from trainer.metrics.tensorboard import TensorBoardWriter
 from trainer.metrics.writer import Kind, MetricWriter, Several, Thinned
-from trainer.run import Options, Run, Setup, read_step
+from trainer.run import Run, read_step
 from trainer.sampling import sample
 from trainer.startup import StartupReport
 from trainer.state import TrainState
@@ -222,6 +223,7 @@ def _summarize(run: Run, recorder: Recorder, scores: Scores) -> dict[str, Any]:
         "attempt": run.directory.attempt,
         "tokens_per_second": totals["tokens"] / seconds if seconds else None,
         "data_wait_share": totals["data_wait"] / seconds if seconds else None,
+        "metrics_share": totals["metrics"] / seconds if seconds else None,
         "checkpoint_blocked_share": totals["save"] / seconds if seconds else None,
         **{f"eval_{name}": value for name, value in scores.items()},
     }

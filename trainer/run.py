@@ -6,22 +6,18 @@ the exit code that the launcher knows.
 
 import dataclasses
 import math
-import pathlib
-from typing import Any
 
 import jax
 from absl import logging
-from jax.sharding import Mesh, NamedSharding
 
-from input_pipeline.dataset import Dataset, build_dataset
-from input_pipeline.evaluation import EvaluationBatches
+from input_pipeline.dataset import Dataset
 from input_pipeline.loader import BatchLoader
-from input_pipeline.placement import local_rows
 from input_pipeline.position import PositionRecord
 from launch.contract import ExitCode, Phase
 from partitioning import table
-from partitioning.mesh import build_mesh, describe
+from partitioning.mesh import describe
 from trainer.ahead import CompiledAhead
+from trainer.assembly import Options, Setup, assemble, with_data
 from trainer.checkpoints.parameters import load_params
 from trainer.checkpoints.restoring import Restored
 from trainer.checkpoints.root import open_root
@@ -30,10 +26,7 @@ from trainer.config import LoadedConfig
 from trainer.distributed import Participant
 from trainer.endings import UserError, user_error
 from trainer.optimizers import build_schedule
-from trainer.program import Program, build_program, build_task
-from trainer.run_config import LanguageModel, RunConfig
-from trainer.run_directory import Request, RunDirectory, check_readable, open_run
-from trainer.startup import StartupClock
+from trainer.run_directory import RunDirectory, check_readable, open_run
 from trainer.state import (
     MODEL,
     TrainState,
@@ -44,69 +37,6 @@ from trainer.state import (
     to_portable,
 )
 from trainer.step import build_train_step
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
-    """What the command line says about this process.
-
-    Attributes:
-      run_dir: where the run lives.
-      cache_dir: prepared data and compiled programs, shared by runs.
-      request: how an existing directory is treated.
-      checkpoint: step to evaluate; None takes the newest.
-      profile_steps: first and last step to trace, or None.
-      clock: accounts for the time until the first step.
-    """
-
-    run_dir: str
-    cache_dir: pathlib.Path
-    request: Request
-    checkpoint: int | None = None
-    profile_steps: tuple[int, int] | None = None
-    clock: StartupClock = dataclasses.field(default_factory=StartupClock.of_this_process)
-
-
-@dataclasses.dataclass(kw_only=True)
-class Setup:
-    """What training and evaluating have in common.
-
-    Attributes:
-      config: the run's configuration.
-      options: the command line's.
-      participant: this process among the others.
-      data: training split.
-      held_out: evaluation split.
-      program: fixed parts.
-      shardings: where each array of a batch goes.
-    """
-
-    config: RunConfig
-    options: Options
-    participant: Participant
-    data: Dataset
-    held_out: Dataset
-    program: Program
-    shardings: dict[str, NamedSharding]
-
-    @property
-    def rows(self) -> Any:
-        """Rows of the global batch that this process's devices hold."""
-        return local_rows(next(iter(self.shardings.values())), self.config.data.global_batch)
-
-    def evaluation_batches(self) -> EvaluationBatches:
-        """Returns the held-out batches."""
-        return EvaluationBatches(
-            self.held_out,
-            batch=self.config.data.global_batch,
-            rows=self.rows,
-            max_batches=self.config.evaluation.max_batches,
-        )
-
-    def say(self, text: str) -> None:
-        """Prints on process 0."""
-        if self.participant.rank == 0:
-            print(text, flush=True)  # noqa: T201 - the console is this program's face
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -151,7 +81,8 @@ def prepare(loaded: LoadedConfig, *, options: Options, participant: Participant)
       RunDirectoryError: the run directory cannot be used as asked.
     """
     program, shardings = assemble(loaded.run)
-    root = open_root(options.run_dir)
+    with user_error(ExitCode.CONFIGURATION):
+        root = open_root(options.run_dir)
     directory = open_run(
         options.run_dir,
         loaded=loaded,
@@ -206,7 +137,8 @@ def read_step(
       CheckpointError: no step is whole.
     """
     program, shardings = assemble(loaded.run)
-    root = open_root(options.run_dir)
+    with user_error(ExitCode.CONFIGURATION):
+        root = open_root(options.run_dir)
     check_readable(root, loaded=loaded, request=options.request)
     setup = with_data(program, shardings, loaded.run, options=options, participant=participant)
     store = CheckpointStore(
@@ -228,25 +160,6 @@ def read_step(
     return setup, from_portable(restored.state, abstract), restored.step
 
 
-def assemble(config: RunConfig) -> tuple[Program, dict[str, NamedSharding]]:
-    """Returns the program and where batches go.
-
-    Raises:
-      UserError: mesh, rules, model, schedule and batch do not fit together.
-    """
-    with user_error(ExitCode.CONFIGURATION):
-        mesh = build_mesh(config.mesh)
-        check_batch(config, mesh=mesh)
-        task = build_task(config.task)
-        program = build_program(config, task=task, mesh=mesh)
-        abstract_state(program)
-        spec = task.batch_spec(rows=config.data.global_batch, length=config.data.sequence_length)
-        shardings = {
-            name: program.shard.sharding(s.axes, shape=s.shape) for name, s in spec.items()
-        }
-    return program, shardings
-
-
 def compile_ahead(setup: Setup) -> CompiledAhead:
     """Returns the train step, which a thread compiles from now on."""
     data = setup.config.data
@@ -256,54 +169,6 @@ def compile_ahead(setup: Setup) -> CompiledAhead:
         for name, s in spec.items()
     }
     return CompiledAhead(build_train_step(setup.program), abstract_state(setup.program), batch)
-
-
-def with_data(
-    program: Program,
-    shardings: dict[str, NamedSharding],
-    config: RunConfig,
-    *,
-    options: Options,
-    participant: Participant,
-) -> Setup:
-    """Adds the data, prepared if need be, and a task that knows the dataset's tokens.
-
-    Raises:
-      UserError: the data is missing or does not fit the configuration, or the model's vocabulary
-        is too small.
-    """
-    with user_error(ExitCode.DATA):
-        data, held_out = (
-            build_dataset(config.data, split=split, cache_dir=options.cache_dir)
-            for split in ("train", "held_out")
-        )
-    if isinstance(config.task, LanguageModel):
-        with user_error(ExitCode.CONFIGURATION):
-            data.check_vocabulary(config.task.model.vocab_size)
-    sizes = None if data.token_bytes is None else tuple(data.token_bytes.tolist())
-    return Setup(
-        config=config,
-        options=options,
-        participant=participant,
-        data=data,
-        held_out=held_out,
-        program=dataclasses.replace(program, task=build_task(config.task, token_bytes=sizes)),
-        shardings=shardings,
-    )
-
-
-def check_batch(config: RunConfig, *, mesh: Mesh) -> None:
-    """Raises ValueError if the batch does not divide over mesh and microbatches."""
-    ways = mesh.shape["data"] * mesh.shape["fsdp"] * mesh.shape["expert"]
-    parts = ways * config.train.microbatches
-    batch = config.data.global_batch
-    if batch % parts:
-        near = max(batch // parts, 1) * parts
-        raise ValueError(
-            f"DataConfig.global_batch={batch} does not divide over data x fsdp x expert = {ways} "
-            f"and TrainConfig.microbatches={config.train.microbatches}; it must be a multiple of "
-            f"{parts}, for example {near}."
-        )
 
 
 def resume(store: CheckpointStore, *, setup: Setup) -> tuple[TrainState, PositionRecord, int]:
@@ -342,7 +207,8 @@ def _other_dataset(restored: Restored, data: Dataset) -> str:
 
 def describe_run(run: Run) -> None:
     """Prints where parameters live and where the run stands."""
-    rows, mesh = parameter_rows(run.program), run.program.mesh
+    mesh = run.program.mesh
+    rows = parameter_rows(run.program)
     run.say(table.show(rows))
     count = sum(math.prod(row.shape) for row in rows)
     run.say(

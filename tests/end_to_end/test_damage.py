@@ -3,15 +3,14 @@
 import contextlib
 import json
 import pathlib
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from input_pipeline.position import PositionRecord
 from launch.contract import ExitCode
-from tests.end_to_end.runs import Scene, make_scene
+from tests.end_to_end.runs import Scene, make_scene, mounted
 
 pytestmark = pytest.mark.slow
 
@@ -94,23 +93,11 @@ def test_when_every_step_is_damaged_the_run_stops_for_a_person(scene: Scene) -> 
     assert (folder / "metrics.jsonl").read_bytes() == rows
 
 
-@contextlib.contextmanager
-def _mounted(path: pathlib.Path, *options: str) -> Iterator[None]:
-    path.mkdir(exist_ok=True)
-    mounted = subprocess.run(["mount", *options, str(path)], capture_output=True, text=True)
-    if mounted.returncode:
-        pytest.skip(f"nothing can be mounted here: {mounted.stderr.strip()}")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", str(path)], check=True)
-
-
 def test_a_disk_that_fills_up_during_a_save_is_named_and_the_run_goes_on_when_there_is_room(
     scene: Scene,
 ) -> None:
     disk = scene.folder / "disk"
-    with _mounted(disk, "-t", "tmpfs", "-o", "size=4m", "tmpfs"):
+    with mounted(disk, "-t", "tmpfs", "-o", "size=4m", "tmpfs"):
         scene.run("disk/run", SHORT)
         kept = sorted(p.name for p in (disk / "run/checkpoints").glob("*.a1"))
         filler = disk / "filler"
