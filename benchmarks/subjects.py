@@ -17,8 +17,7 @@ from benchmarks import hand_written
 from benchmarks.work import GIN_FILE, Subject, Work, bindings, hand_written_form
 from partitioning.mesh import build_mesh
 from trainer.config import load
-from trainer.program import Program
-from trainer.run import assemble
+from trainer.program import Program, build_program, build_task
 from trainer.state import init_state
 from trainer.step import build_train_step
 
@@ -53,7 +52,8 @@ def our_program(work: Work, *, scanned: bool, guard: bool = True) -> Program:
     """Returns the program of configs/runs/benchmark_step.gin, with the sizes of ``work``."""
     execution = ["MeshConfig.data=1", f"TrainConfig.skip_nonfinite={guard}"]
     run = load([GIN_FILE], [*bindings(work, scanned=scanned), *execution]).run
-    return assemble(run, mesh=build_mesh(run.mesh, devices=jax.devices()[:1]))[0]
+    mesh = build_mesh(run.mesh, devices=jax.devices()[:1])
+    return build_program(run, task=build_task(run.task), mesh=mesh)
 
 
 def synthetic_batch(work: Work, *, seed: int) -> dict[str, np.ndarray]:

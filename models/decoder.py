@@ -9,11 +9,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from models.attention import KeyValueCache, Tokens
+from models.attention import Decoding, KeyValueCache, Tokens
 from models.context import Context
 from models.decoder_config import DecoderConfig
 from models.layers import Dense, RMSNorm, matmul, normal_parameter, soft_cap, wide
 from models.stack import INSIDE, RESIDUAL, Caches, Stack
+
+ORDER = ("prefix", "pattern", "suffix")
 
 
 class Decoder(nnx.Module):
@@ -31,13 +33,9 @@ class Decoder(nnx.Module):
             fan_in=D,
             config=config,
         )
-        parts = {
-            "prefix": (config.prefix, 1),
-            "pattern": (config.pattern, config.repeats),
-            "suffix": (config.suffix, 1),
-        }
+        parts = ((config.prefix, 1), (config.pattern, config.repeats), (config.suffix, 1))
         stacks, first = {}, 0
-        for name, (kinds, repeats) in parts.items():
+        for name, (kinds, repeats) in zip(ORDER, parts, strict=True):
             if kinds and repeats:
                 stacks[name] = Stack(config, kinds, repeats=repeats, first=first, key=blocks_key)
                 first += repeats * len(kinds)
@@ -53,9 +51,7 @@ class Decoder(nnx.Module):
         tokens: Tokens,
         *,
         ctx: Context,
-        caches: dict[str, Caches] | None = None,
-        cache_index: jax.Array | int = 0,
-        key_tokens: Tokens | None = None,
+        decoding: Decoding | None = None,
     ) -> tuple[jax.Array, dict[str, Caches] | None]:
         """Runs all blocks.
 
@@ -63,9 +59,7 @@ class Decoder(nnx.Module):
           inputs_BT: int32 token ids.
           tokens: positions and segments of the inputs.
           ctx: sharding and randomness.
-          caches: see ``empty_caches``; None without decoding.
-          cache_index: slot of the first new key.
-          key_tokens: positions and segments of all cache slots.
+          decoding: continues from ``empty_caches`` or what an earlier call returned.
 
         Returns:
           final hidden states [B, T, D] and the extended caches.
@@ -77,19 +71,18 @@ class Decoder(nnx.Module):
             x_BTD = x_BTD * jnp.asarray(math.sqrt(self.config.embed_dim), x_BTD.dtype)
         x_BTD = ctx.shard(x_BTD, *RESIDUAL)
         extended: dict[str, Caches] = {}
-        for name, stack in self.stacks.items():
-            x_BTD, cache = stack(
+        # By name: a dict that was split and merged comes back sorted.
+        for name in (part for part in ORDER if part in self.stacks):
+            x_BTD, cache = self.stacks[name](
                 x_BTD,
                 tokens,
                 ctx=ctx,
-                caches=None if caches is None else caches[name],
-                cache_index=cache_index,
-                key_tokens=key_tokens,
+                decoding=decoding.of(decoding.caches[name]) if decoding else None,
             )
             if cache is not None:
                 extended[name] = cache
         hidden_BTD = ctx.shard(self.final_norm(x_BTD), *INSIDE)
-        return hidden_BTD, (extended if caches is not None else None)
+        return hidden_BTD, (extended if decoding else None)
 
     def logits(self, hidden_BTD: jax.Array, ctx: Context) -> jax.Array:
         """[B, T, D] -> [B, T, V], float32 at least."""

@@ -7,7 +7,10 @@ import dataclasses
 from typing import Literal
 
 RematPolicy = str
-"""'none', 'selective', 'full', or 'save:' and names; see models/stack.py."""
+"""'none', 'selective', 'full', or 'save:' and names from SAVEABLE; see models/stack.py."""
+
+SAVEABLE = ("query", "key", "value", "attention", "attention_out", "mlp_up", "mlp_gate")
+"""Values of a block that the backward pass may find saved; 'selective' saves all of them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,6 +103,24 @@ class DecoderConfig:
     loss_chunks: int = 1
 
     def __post_init__(self) -> None:
+        self._check_sizes()
+        self._check_blocks()
+        names = self.remat.removeprefix("save:").split(",")
+        saves = self.remat.startswith("save:") and not set(names) - set(SAVEABLE)
+        if self.remat not in ("none", "selective", "full") and not saves:
+            raise ValueError(
+                f"DecoderConfig.remat={self.remat!r}: allowed are 'none', 'selective', 'full' and "
+                f"'save:' with names from {', '.join(SAVEABLE)}."
+            )
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"DecoderConfig.dropout={self.dropout} is not in [0, 1).")
+
+    def _check_sizes(self) -> None:
+        for name in ("vocab_size", "embed_dim", "layers", "heads", "kv_heads", "mlp_dim"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"DecoderConfig.{name}={getattr(self, name)} must be positive.")
+        if self.loss_chunks < 1:
+            raise ValueError(f"DecoderConfig.loss_chunks={self.loss_chunks} must be positive.")
         if self.head_dim is None:
             if self.embed_dim % self.heads:
                 raise ValueError(
@@ -112,6 +133,13 @@ class DecoderConfig:
                 f"DecoderConfig.heads={self.heads} is not a multiple of kv_heads={self.kv_heads}; "
                 "each key/value head serves an equal number of query heads."
             )
+        if self.head_dim is None or self.head_dim < 2 or self.head_dim % 2:
+            raise ValueError(
+                f"DecoderConfig.head_dim={self.head_dim} is odd or not positive; rotary positions "
+                "turn pairs of dimensions."
+            )
+
+    def _check_blocks(self) -> None:
         repeated = self.layers - len(self.prefix) - len(self.suffix)
         if not self.pattern or repeated < 0 or repeated % len(self.pattern):
             raise ValueError(
@@ -123,8 +151,6 @@ class DecoderConfig:
             raise ValueError(f"Unknown block kinds {sorted(unknown)}; allowed: global, local.")
         if "local" in kinds and not self.window:
             raise ValueError("A 'local' block needs DecoderConfig.window (tokens).")
-        if not 0.0 <= self.dropout < 1.0:
-            raise ValueError(f"DecoderConfig.dropout={self.dropout} is not in [0, 1).")
 
     @property
     def repeats(self) -> int:

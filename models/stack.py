@@ -13,13 +13,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from models.attention import Attention, KeyValueCache, Tokens
+from models.attention import Attention, Decoding, KeyValueCache, Tokens
 from models.context import Context, dropout
-from models.decoder_config import DecoderConfig
+from models.decoder_config import SAVEABLE, DecoderConfig
 from models.layers import FeedForward, RMSNorm
 
 SCAN_ABOVE = 8
-SELECTIVE = ("query", "key", "value", "attention", "attention_out", "mlp_up", "mlp_gate")
 RESIDUAL = ("act_batch", "act_length_residual", "act_embed")
 INSIDE = ("act_batch", "act_length", "act_embed")
 
@@ -48,15 +47,11 @@ class DecoderBlock(nnx.Module):
         tokens: Tokens,
         *,
         ctx: Context,
-        cache: KeyValueCache | None = None,
-        cache_index: jax.Array | int = 0,
-        key_tokens: Tokens | None = None,
+        decoding: Decoding | None = None,
     ) -> tuple[jax.Array, KeyValueCache | None]:
         """[B, T, D] -> [B, T, D] and the extended cache."""
         h = ctx.shard(self.attention_norm(x_BTD), *INSIDE)
-        h, cache = self.attention(
-            h, tokens, ctx=ctx, cache=cache, cache_index=cache_index, key_tokens=key_tokens
-        )
+        h, cache = self.attention(h, tokens, ctx=ctx, decoding=decoding)
         x_BTD = self._add(x_BTD, h, norm=self.attention_post_norm, site=0, ctx=ctx)
         h = self.mlp(ctx.shard(self.mlp_norm(x_BTD), *INSIDE), ctx)
         return self._add(x_BTD, h, norm=self.mlp_post_norm, site=1, ctx=ctx), cache
@@ -115,9 +110,7 @@ class Stack(nnx.Module):
         tokens: Tokens,
         *,
         ctx: Context,
-        caches: Caches | None = None,
-        cache_index: jax.Array | int = 0,
-        key_tokens: Tokens | None = None,
+        decoding: Decoding | None = None,
     ) -> tuple[jax.Array, Caches | None]:
         """Runs every block.
 
@@ -125,29 +118,27 @@ class Stack(nnx.Module):
           x_BTD: residual stream.
           tokens: where the inputs stand.
           ctx: sharding and randomness.
-          caches: position in the pattern -> cache with a leading L; None without decoding.
-          cache_index: slot of the first new key.
-          key_tokens: where all cache slots stand.
+          decoding: caches by position in the pattern, each with a leading L.
 
         Returns:
           [B, T, D] and the extended caches.
         """
         graph, stacked = nnx.split(self.blocks)
+        caches = None if decoding is None else decoding.caches
 
         def repeat(
             x: jax.Array, number: jax.Array | int, parameters: Any, caches: Caches | None
         ) -> tuple[jax.Array, Caches | None]:
             blocks = nnx.merge(graph, parameters)
             extended: Caches = {}
-            for position, (name, block) in enumerate(blocks.items()):
-                layer = self.first + number * len(blocks) + position
-                x, cache = block(
+            # By number: a dict that was split and merged comes back sorted, "10" before "2".
+            for position in range(len(blocks)):
+                name, layer = str(position), self.first + number * len(blocks) + position
+                x, cache = blocks[name](
                     x,
                     tokens,
                     ctx=ctx.at_layer(layer),
-                    cache=None if caches is None else caches[name],
-                    cache_index=cache_index,
-                    key_tokens=key_tokens,
+                    decoding=decoding.of(caches[name]) if decoding and caches else None,
                 )
                 if cache is not None:
                     extended[name] = cache
@@ -183,22 +174,14 @@ def rematerialized(
     Args:
       function: one repeat of the pattern.
       policy: "none" saves everything, "selective" the outputs of matrix multiplications and
-        attention, "full" only the inputs, "save:a,b" the named values (see SELECTIVE).
+        attention, "full" only the inputs, "save:a,b" the named values; DecoderConfig checked it.
       scanned: a scan already keeps the compiler from merging both computations.
-
-    Raises:
-      ValueError: an unknown policy or name.
     """
     if policy == "none":
         return function
-    names = {"full": (), "selective": SELECTIVE}.get(policy)
+    names = {"full": (), "selective": SAVEABLE}.get(policy)
     if names is None:
         names = tuple(policy.removeprefix("save:").split(","))
-        if not policy.startswith("save:") or set(names) - set(SELECTIVE):
-            raise ValueError(
-                f"DecoderConfig.remat={policy!r}: allowed are 'none', 'selective', 'full' and "
-                f"'save:' with names from {', '.join(SELECTIVE)}."
-            )
     return jax.checkpoint(
         function,
         policy=jax.checkpoint_policies.save_only_these_names(*names),

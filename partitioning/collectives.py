@@ -3,8 +3,7 @@
 import collections
 import re
 
-KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
-
+_COMMENT = re.compile(r"/\*.*?\*/")
 _INSTRUCTION = re.compile(
     r"=\s+(?:\(.*?\)|\S+)\s+(all-gather|all-reduce|reduce-scatter|ragged-all-to-all|all-to-all"
     r"|collective-permute|collective-broadcast)(?:-start)?\("
@@ -17,5 +16,7 @@ def count_collectives(hlo: str) -> dict[str, int]:
     An asynchronous pair (``-start``, ``-done``) counts once. An instruction inside a loop counts
     once, however often the loop runs.
     """
-    found = collections.Counter(match.group(1) for match in _INSTRUCTION.finditer(hlo))
+    # Tuples of more than five shapes are numbered by comments, which hold an equals sign.
+    plain = _COMMENT.sub("", hlo)
+    found = collections.Counter(match.group(1) for match in _INSTRUCTION.finditer(plain))
     return dict(sorted(found.items()))

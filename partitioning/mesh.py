@@ -1,5 +1,6 @@
 """Device meshes: six named axes, innermost axes on devices that are close to each other."""
 
+import collections
 import math
 from collections.abc import Sequence
 
@@ -68,13 +69,18 @@ def _outer_sizes(config: MeshConfig, *, sizes: dict[str, int]) -> dict[str, int]
 
 
 def _check_slices(devices: Sequence[jax.Device], *, blocks: int) -> None:
-    slices = len({_slice(device) for device in devices})
+    sizes = collections.Counter(_slice(device) for device in devices)
+    if len(set(sizes.values())) > 1:
+        raise ValueError(
+            f"A mesh over slices of {' and '.join(map(str, sizes.values()))} devices is not "
+            "possible; take slices of equal size."
+        )
+    slices = len(sizes)
     if len(devices) % blocks or (slices > 1 and blocks % slices):
         raise ValueError(
             f"MeshConfig.outer makes {blocks} block(s), but there are {len(devices)} devices in "
             f"{slices} slice(s); the product of its factors must be a multiple of the slices, "
-            "for example MeshConfig.outer = (('data', "
-            f"{slices}),)."
+            f"for example MeshConfig.outer = (('data', {slices}),)."
         )
 
 

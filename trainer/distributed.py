@@ -33,7 +33,14 @@ _LAST_ANSWER_S = 0.2
 _PROGRESS_EVERY_NS = 500_000_000
 _EVER = 10.0**9
 _HEARD_OF = "PeerEnded"
-_QUIET = (ExitCode.CONFIGURATION, ExitCode.DATA, ExitCode.INTERRUPTED, ExitCode.PREEMPTED)
+_QUIET = (
+    ExitCode.CONFIGURATION,
+    ExitCode.DATA,
+    ExitCode.HOLD,
+    ExitCode.INTERRUPTED,
+    ExitCode.NUMERICS,
+    ExitCode.PREEMPTED,
+)
 
 
 class Participant:
@@ -67,13 +74,17 @@ class Participant:
         """Process id of this process."""
         return self.environment.process_id if self.environment else 0
 
-    def join(self) -> None:
-        """Joins the other processes; must come before jax is first used.
+    def join(
+        self, *, initialization_s: float = INITIALIZATION_S, heartbeat_s: float = HEARTBEAT_S
+    ) -> None:
+        """Joins the other processes; must come before jax is first used. See `join`.
 
         Raises:
           PeerLostError: not all came in time, or the coordinator cannot be reached.
         """
-        self.coordination = join(self.environment)
+        self.coordination = join(
+            self.environment, initialization_s=initialization_s, heartbeat_s=heartbeat_s
+        )
         self._joined = True
         self.preemption.connect(self.coordination)
         threading.Thread(target=self._hear_of_failures, daemon=True, name="failures").start()
@@ -127,7 +138,7 @@ class Participant:
             cascade=what.cascade,
             error=error,
         )
-        quiet = what.code in _QUIET or isinstance(error, SystemExit)
+        quiet = what.code in _QUIET or isinstance(error, (SystemExit, endings.UserError))
         self._leave(ending, last=_short(error) if quiet else ending.traceback)
 
     def _leave_on_signal(self, message: str) -> NoReturn:
@@ -236,14 +247,24 @@ class Participant:
             time.sleep(_LAST_ANSWER_S)  # the service's answers to their last words are on the way
 
 
-def join(environment: Environment | None) -> Coordination:
+def join(
+    environment: Environment | None,
+    *,
+    initialization_s: float = INITIALIZATION_S,
+    heartbeat_s: float = HEARTBEAT_S,
+) -> Coordination:
     """Joins the processes of a run through jax's coordination service.
 
     Without a launcher, and for a run of one process, nothing is started. jax's detection of
     Slurm, Kubernetes and TPU pods is never used: the launcher's word is the only one.
 
+    Args:
+      environment: what the launcher said.
+      initialization_s: seconds within which all processes have come.
+      heartbeat_s: seconds of silence after which a process counts as dead.
+
     Raises:
-      PeerLostError: not all processes came within five minutes.
+      PeerLostError: not all processes came in time.
     """
     if environment is None:
         return Alone()
@@ -265,8 +286,8 @@ def join(environment: Environment | None) -> Coordination:
             environment.process_id,
             local_device_ids=devices or None,
             cluster_detection_method="deactivate",
-            initialization_timeout=INITIALIZATION_S,
-            heartbeat_timeout_seconds=HEARTBEAT_S,
+            initialization_timeout=int(initialization_s),
+            heartbeat_timeout_seconds=int(heartbeat_s),
             shutdown_timeout_seconds=SHUTDOWN_S,
             coordinator_bind_address=environment.coordinator if loopback else None,
         )
@@ -316,6 +337,8 @@ def _short(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, str) else ""
     text = str(error)
+    if isinstance(error, endings.UserError):
+        return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

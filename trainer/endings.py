@@ -5,7 +5,9 @@ apart by their text, because the runtime raises one class for all of them. The r
 is its first cause, never one of the failures that follow from it.
 """
 
+import contextlib
 import dataclasses
+import errno
 import os
 import re
 import socket
@@ -23,6 +25,7 @@ _STATUS = re.compile(
     r"(CANCELLED|UNKNOWN|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED|FAILED_PRECONDITION|ABORTED|INTERNAL"
     r"|UNAVAILABLE|DATA_LOSS): "
 )
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _MEMORY = ("RESOURCE_EXHAUSTED",)
 _PEER = (
     "Gloo",
@@ -38,6 +41,25 @@ _PEER = (
     "heartbeat timeout",
     "failed to connect to all addresses",
 )
+
+
+class UserError(ValueError):
+    """Something that the user has to change; ``exit_code`` says of which kind."""
+
+    def __init__(self, message: str, exit_code: ExitCode = ExitCode.CONFIGURATION) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+@contextlib.contextmanager
+def user_error(code: ExitCode) -> Iterator[None]:
+    """Turns a ValueError of the code inside into a UserError with ``code``."""
+    try:
+        yield
+    except UserError:
+        raise
+    except ValueError as error:
+        raise UserError(str(error), code) from error
 
 
 class PreemptedError(Exception):
@@ -82,6 +104,8 @@ def classify(error: BaseException) -> Classified:
             return Classified(ExitCode.CONFIGURATION)
         if isinstance(cause, (PeersMissingError, PeerLostError)):
             return Classified(ExitCode.INFRASTRUCTURE, cascade=True)
+        if isinstance(cause, OSError) and cause.errno in _FULL:
+            return Classified(ExitCode.HOLD)
         code = getattr(cause, "exit_code", None)
         if isinstance(code, int):
             return Classified(code)

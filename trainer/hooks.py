@@ -95,6 +95,10 @@ class Recorder:
         """Writes the row of an evaluation."""
         self._writer.write(Row(step, Kind.EVAL, scores))
 
+    def flush(self) -> None:
+        """Makes all rows so far as durable as a checkpoint."""
+        self._writer.flush()
+
     def due(self, step: int) -> bool:
         """Never: rows need no boundary."""
         del step
@@ -173,6 +177,7 @@ class Saver:
 
     def at_boundary(self, state: TrainState, step: int) -> None:
         """Starts a save; returns when the arrays may be changed."""
+        self._recorder.flush()
         seconds = self._store.save(
             step, to_portable(state), data=self._data, metrics=self._scores(step)
         )
@@ -189,10 +194,16 @@ class Saver:
 class Profiler:
     """Records a trace of steps ``first`` to ``last``, both included."""
 
-    def __init__(self, folder: pathlib.Path, *, first: int, last: int) -> None:
-        """Traces go to ``folder``; read them with XProf or Perfetto."""
+    def __init__(self, folder: pathlib.Path, *, first: int, last: int, start: int = 0) -> None:
+        """Traces go to ``folder``; read them with XProf or Perfetto.
+
+        ``start`` steps are done already: where it lies among the steps to trace, or right before
+        them, the trace starts now.
+        """
         self._folder, self._first, self._last = folder, first, last
         self._running = False
+        if first - 1 <= start < last:
+            self._begin()
 
     def reported(self, result: StepResult) -> None:
         """See Hook; nothing to do."""
@@ -206,10 +217,13 @@ class Profiler:
         """Starts or ends the trace."""
         jax.block_until_ready(state)
         if step == self._first - 1:
-            jax.profiler.start_trace(str(self._folder))
-            self._running = True
+            self._begin()
         elif self._running:
             self.close()
+
+    def _begin(self) -> None:
+        jax.profiler.start_trace(str(self._folder))
+        self._running = True
 
     def close(self) -> None:
         """Ends a trace that is still running."""

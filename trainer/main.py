@@ -11,8 +11,10 @@ import sys
 from absl import app, flags, logging
 
 from launch.contract import ExitCode, Phase
+from trainer import software
 from trainer.config_parser import rewrite_arguments
-from trainer.distributed import Participant, run_guarded
+from trainer.distributed import HEARTBEAT_S, INITIALIZATION_S, Participant, run_guarded
+from trainer.endings import UserError
 from trainer.startup import StartupClock
 
 _GIN_FILE = flags.DEFINE_multi_string(
@@ -23,11 +25,15 @@ _GIN_BINDINGS = flags.DEFINE_multi_string(
 )
 _RUN_DIR = flags.DEFINE_string("run_dir", None, "Where the run lives: a path, gs:// or s3://.")
 _MODE = flags.DEFINE_enum(
-    "mode", "train", ["train", "eval"], "train to the last step, or score the newest checkpoint."
+    "mode", "train", ["train", "eval"], "train to the last step, or score a checkpoint."
 )
 _PRINT_CONFIG = flags.DEFINE_bool(
     "print_config", False, "Print every resolved value with where it comes from, and leave."
 )
+_CHECKPOINT = flags.DEFINE_integer(
+    "checkpoint", None, "Step that --mode=eval scores; default: the newest.", lower_bound=1
+)
+_VERSION = flags.DEFINE_bool("version", False, "Print the versions of what matters, and leave.")
 _RESUME = flags.DEFINE_enum(
     "resume", "auto", ["auto", "never", "must"], "What to do if run_dir already holds a run."
 )
@@ -49,6 +55,12 @@ _PLATFORM = flags.DEFINE_enum(
 _CPU_DEVICES = flags.DEFINE_integer(
     "cpu_devices", None, "Pretend that the CPU is this many devices, to try a mesh.", lower_bound=1
 )
+_STARTUP_TIMEOUT = flags.DEFINE_integer(
+    "startup_timeout_s", INITIALIZATION_S, "Within this all processes have come.", lower_bound=1
+)
+_HEARTBEAT_TIMEOUT = flags.DEFINE_integer(
+    "heartbeat_timeout_s", HEARTBEAT_S, "After this long a silent process is dead.", lower_bound=5
+)
 
 
 def main(participant: Participant) -> None:
@@ -59,36 +71,38 @@ def main(participant: Participant) -> None:
     from trainer.config import load
     from trainer.config_record import describe
 
+    if _VERSION.value:
+        print(software.describe())  # noqa: T201 - what was asked for
+        return
     loaded = load(_GIN_FILE.value, _GIN_BINDINGS.value)
     if _PRINT_CONFIG.value:
         print(describe(loaded))  # noqa: T201 - what was asked for
         return
-    if not _RUN_DIR.value:
-        raise SystemExit("--run_dir is missing: name a directory for the run, gs:// or s3://.")
+    run_dir, profile_steps = check_flags()
     cache = pathlib.Path(_CACHE_DIR.value or os.path.expanduser("~/.cache/lockstep"))
     participant.progress(Phase.JOIN)
     start_jax(participant, cache=cache)
-    from trainer.modes import evaluate_run, train_run
-    from trainer.run import Options, prepare
+    from trainer import modes, run
+    from trainer.assembly import Options
     from trainer.run_directory import Request, Resume
 
     clock.ended("imports")
-    request = Request(
-        resume=Resume.MUST if _MODE.value == "eval" else Resume(_RESUME.value),
-        allow_change=tuple(_ALLOW_CHANGE.value),
-        take_over=_TAKE_OVER.value,
-    )
     options = Options(
-        run_dir=_RUN_DIR.value,
+        run_dir=run_dir,
         cache_dir=cache,
-        request=request,
-        profile_steps=_steps(_PROFILE_STEPS.value),
-        trains=_MODE.value == "train",
+        request=Request(
+            resume=Resume(_RESUME.value),
+            allow_change=tuple(_ALLOW_CHANGE.value),
+            take_over=_TAKE_OVER.value,
+        ),
+        checkpoint=_CHECKPOINT.value,
+        profile_steps=profile_steps,
         clock=clock,
     )
-    run = prepare(loaded, options=options, participant=participant)
-    participant.progress(Phase.COMPILE)
-    {"train": train_run, "eval": evaluate_run}[_MODE.value](run)
+    if _MODE.value == "eval":
+        modes.evaluate_run(loaded, options=options, participant=participant)
+    else:
+        modes.train_run(run.prepare(loaded, options=options, participant=participant))
 
 
 def parse_flags(argv: list[str]) -> list[str]:
@@ -100,46 +114,79 @@ def parse_flags(argv: list[str]) -> list[str]:
         raise SystemExit(int(ExitCode.CONFIGURATION)) from None
 
 
+def check_flags() -> tuple[str, tuple[int, int] | None]:
+    """Checks what absl cannot check, and returns the run directory and the steps to profile.
+
+    Raises:
+      UserError: a flag is missing or cannot be used.
+    """
+    if not _RUN_DIR.value:
+        raise UserError("--run_dir is missing: name a directory for the run, gs:// or s3://.")
+    if _CHECKPOINT.value is not None and _MODE.value != "eval":
+        raise UserError("--checkpoint is for --mode=eval; training goes on from the newest step.")
+    text = _PROFILE_STEPS.value
+    if text is None:
+        return _RUN_DIR.value, None
+    try:
+        first, last = map(int, text.split(":"))
+    except ValueError:
+        raise UserError(f"--profile_steps={text}: give FIRST:LAST, such as 10:12.") from None
+    if not 1 <= first <= last:
+        raise UserError(f"--profile_steps={text}: FIRST must be at least 1 and at most LAST.")
+    return _RUN_DIR.value, (first, last)
+
+
 def start_jax(participant: Participant, *, cache: pathlib.Path) -> None:
     """Configures jax, joins the other processes and checks the platform.
 
     Raises:
-      SystemExit: the platform is not the one that was asked for.
+      UserError: the platform is not the one that was asked for.
     """
     import jax
-    import jaxlib
+
+    from trainer.compile_cache import keep_programs
 
     if _CPU_DEVICES.value:
         jax.config.update("jax_num_cpu_devices", _CPU_DEVICES.value)
     jax.config.update("jax_threefry_partitionable", True)
-    # Compiled programs outlive the process, so that a restart does not compile again. The
-    # directory carries the compiler's version: one build never reads what another wrote.
-    programs = cache / "programs" / jaxlib.__version__
+    keep_programs(cache)
+    participant.join(initialization_s=_STARTUP_TIMEOUT.value, heartbeat_s=_HEARTBEAT_TIMEOUT.value)
+    if _PLATFORM.value:
+        check_platform(_PLATFORM.value)
+
+
+def check_platform(wanted: str) -> None:
+    """Checks what jax runs on.
+
+    Raises:
+      UserError: it is something else, or nothing. The host may be broken, so a launcher tries
+        again and can take another one.
+    """
+    import jax
+
     try:
-        programs.mkdir(parents=True, exist_ok=True)
-        jax.config.update("jax_compilation_cache_dir", str(programs))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
-        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    except OSError as error:
-        logging.warning("Compiled programs are not kept: %s", error)
-    participant.join()
-    if _PLATFORM.value and jax.default_backend() != _PLATFORM.value:
-        raise SystemExit(
-            f"--platform={_PLATFORM.value}, but jax runs on {jax.default_backend()}: the plugin is "
-            f"missing or failed to start (see above). Devices: {jax.devices()}"
+        found = jax.default_backend()
+    except RuntimeError as error:
+        raise UserError(
+            f"--platform={wanted}, but jax could not start: {error}", ExitCode.INFRASTRUCTURE
+        ) from error
+    if found != wanted:
+        raise UserError(
+            f"--platform={wanted}, but jax runs on {found} ({jax.devices()[0].device_kind}): the "
+            f"plugin for {wanted} is not installed or did not start. {backend_errors()}",
+            ExitCode.INFRASTRUCTURE,
         )
 
 
-def _steps(text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
-    try:
-        first, last = map(int, text.split(":"))
-    except ValueError:
-        raise SystemExit(f"--profile_steps={text}: give FIRST:LAST, such as 10:12.") from None
-    if not 1 <= first <= last:
-        raise SystemExit(f"--profile_steps={text}: FIRST must be at least 1 and at most LAST.")
-    return first, last
+def backend_errors() -> str:
+    """Says why backends did not start, which jax only logs."""
+    from jax._src import xla_bridge  # no public name has the errors
+
+    errors = getattr(xla_bridge, "_backend_errors", {})
+    told = [f"{name}: {error}" for name, error in errors.items()]
+    chosen = os.environ.get("JAX_PLATFORMS")
+    told += [f"JAX_PLATFORMS={chosen} is set."] if chosen else []
+    return " ".join(told) or "jax met no error: no plugin was found."
 
 
 if __name__ == "__main__":

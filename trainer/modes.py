@@ -1,28 +1,39 @@
-"""What ``--mode`` selects: training a run to its end, or scoring one of its checkpoints."""
+"""What ``--mode`` selects: training a run to its end, or scoring one of its steps."""
 
 import contextlib
 import json
 import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+from absl import logging
 
 from input_pipeline.placement import DevicePrefetcher
+from trainer.assembly import Options, Setup
+from trainer.checkpoints.store import CheckpointStore
+from trainer.config import LoadedConfig
+from trainer.coordination import agree
+from trainer.distributed import Participant
+from trainer.endings import PreemptedError, classify
 from trainer.evaluation import evaluate
 from trainer.flops import step_flops, utilization
 from trainer.hooks import Evaluator, Profiler, Recorder, Saver, Scores
 from trainer.loop import Hook, train
 from trainer.metrics.console import ConsoleWriter
 from trainer.metrics.jsonl import JsonlWriter, read_rows
+from trainer.metrics.mirror import Mirrored, fetch
 from trainer.metrics.tensorboard import TensorBoardWriter
 from trainer.metrics.writer import Kind, MetricWriter, Several, Thinned
-from trainer.run import Run
+from trainer.run import Run, read_step
 from trainer.sampling import sample
 from trainer.startup import StartupReport
 from trainer.state import TrainState
 from trainer.step import build_eval_step
 
 PROMPT = "def "
+METRICS = "metrics.jsonl"
+AGREE_S = 300.0
 
 
 def train_run(run: Run) -> None:
@@ -35,7 +46,7 @@ def train_run(run: Run) -> None:
     """
     steps = run.config.train.steps
     with contextlib.ExitStack() as stack:
-        stack.callback(run.store.close)
+        stack.enter_context(_closing(run.store))
         if run.start_step >= steps and run.directory.root.read("summary.json") is not None:
             run.say(f"This run is complete: {steps} of {steps} steps.\n{_next(run)}")
             return
@@ -56,12 +67,33 @@ def train_run(run: Run) -> None:
         run.say(_next(run))
 
 
-def evaluate_run(run: Run) -> None:
-    """Scores the held-out data with the restored step and prints one JSON object."""
-    with contextlib.ExitStack() as stack:
-        stack.callback(run.store.close)
-        scores = _score(run)(run.state)
-        run.say(json.dumps({"step": run.start_step, **(scores or {})}))
+def evaluate_run(loaded: LoadedConfig, *, options: Options, participant: Participant) -> None:
+    """Scores the held-out data with a saved step and prints one JSON object.
+
+    Raises:
+      UserError: configuration, data or step cannot be used.
+      CheckpointError: no step is whole.
+    """
+    setup, state, step = read_step(loaded, options=options, participant=participant)
+    scores = _score(setup)(state)
+    if scores is None:
+        raise PreemptedError("SIGTERM during the evaluation; start it again.")
+    setup.say(json.dumps({"step": step, **scores}))
+
+
+@contextlib.contextmanager
+def _closing(store: CheckpointStore) -> Iterator[None]:
+    """Waits for the last save at the end, also at a bad one, unless its peers are gone."""
+    try:
+        yield
+    except BaseException as error:
+        if not classify(error).cascade:
+            try:
+                store.close()
+            except (RuntimeError, OSError) as second:
+                logging.error("The last save failed, too: %s", second)
+        raise
+    store.close()
 
 
 def _train(
@@ -80,16 +112,16 @@ def _train(
     hooks: list[Hook] = [recorder, evaluator, saver, _startup(run)]
     if run.options.profile_steps:
         first, last = run.options.profile_steps
-        profiler = Profiler(run.directory.local / "profiles", first=first, last=last)
+        folder = run.directory.local / "profiles"
+        profiler = Profiler(folder, first=first, last=last, start=run.start_step)
         stack.callback(profiler.close)
         hooks.append(profiler)
     start = run.start_step
-    if start and evaluator.due(start) and _scored(run, start) is None:
+    if start and evaluator.due(start) and not _was_scored(run, start):
         # The process before this one ended between this step's save and its evaluation.
         evaluator.at_boundary(run.state, start)
     if start >= steps:
         return run.state
-    assert run.step is not None
     loader = stack.enter_context(run.loader(start=start, stop=steps))
     depth = max(run.config.data.prefetch, 1)
     placed = stack.enter_context(DevicePrefetcher(loader, run.shardings, depth=depth))
@@ -106,7 +138,6 @@ def _train(
 
 def _startup(run: Run) -> StartupReport:
     def beside() -> dict[str, float]:
-        assert run.step is not None
         return {"trace": run.step.trace_s, "compile": run.step.compile_s, "wait": run.step.wait_s}
 
     return StartupReport(
@@ -118,17 +149,17 @@ def _startup(run: Run) -> StartupReport:
     )
 
 
-def _score(run: Run) -> Any:
-    step = build_eval_step(run.program)
+def _score(setup: Setup) -> Callable[[TrainState], Scores | None]:
+    step = build_eval_step(setup.program)
 
     def score(state: TrainState) -> Scores | None:
         return evaluate(
             state,
-            task=run.program.task,
+            task=setup.program.task,
             step=step,
-            batches=run.evaluation_batches(),
-            shardings=run.shardings,
-            interrupted=run.participant.preemption.reached,
+            batches=setup.evaluation_batches(),
+            shardings=setup.shardings,
+            interrupted=setup.participant.preemption.reached,
         )
 
     return score
@@ -150,23 +181,34 @@ def _writers(run: Run) -> MetricWriter:
         return Several([])
     settings, steps = run.config.logging, run.config.train.steps
     local = run.directory.local
-    superseded = local / run.directory.folder / "superseded.jsonl"
     shown: list[MetricWriter] = [ConsoleWriter(sys.stdout, steps=steps)]
     if settings.tensorboard:
         shown.append(TensorBoardWriter(local / "tensorboard", restored_step=run.start_step))
-    return Several(
-        [
-            JsonlWriter(
-                local / "metrics.jsonl", restored_step=run.start_step, superseded=superseded
-            ),
-            *(Thinned(writer, every=settings.every, last=steps) for writer in shown),
-        ]
-    )
+    thinned = [Thinned(writer, every=settings.every, last=steps) for writer in shown]
+    return Several([_rows(run), *thinned])
+
+
+def _rows(run: Run) -> MetricWriter:
+    """Returns the writer of metrics.jsonl, which an object store gets a copy of."""
+    root, path = run.directory.root, run.directory.local / METRICS
+    remote = root.local_path(METRICS) is None
+    if remote:
+        fetch(path, root=root, key=METRICS)
+    superseded = run.directory.local / run.directory.folder / "superseded.jsonl"
+    rows = JsonlWriter(path, restored_step=run.start_step, superseded=superseded)
+    return Mirrored(rows, path=path, root=root, key=METRICS) if remote else rows
+
+
+def _was_scored(run: Run, step: int) -> bool:
+    """Whether an earlier attempt scored ``step``; process 0 knows, because it has the file."""
+    known = _scored(run, step) is not None
+    answer = agree(run.participant.coordination, f"scored/{step}", known, timeout_s=AGREE_S)
+    return bool(answer)
 
 
 def _scored(run: Run, step: int) -> Scores | None:
     """Returns the scores that an earlier attempt wrote for ``step``."""
-    path = run.directory.local / "metrics.jsonl"
+    path = run.directory.local / METRICS
     if not path.exists():
         return None
     rows = (row for row in read_rows(path) if row.kind is Kind.EVAL and row.step == step)

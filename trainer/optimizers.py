@@ -23,6 +23,7 @@ from trainer.optimizer_config import (
     OptimizerConfig,
     ScheduleConfig,
 )
+from trainer.paths import path_of
 
 Axes = tuple[str, ...]
 Schedule = Callable[[jax.Array | int], jax.Array]
@@ -70,12 +71,20 @@ def build_optimizer(config: OptimizerConfig, *, axes: Any) -> optax.GradientTran
 
     Args:
       config: which optimizer.
-      axes: tree like the parameters, with each parameter's logical axes (Muon asks which
+      axes: tree like the trainable parameters, with each one's logical axes (Muon asks which
         dimensions are inputs).
 
     Raises:
       TypeError: an optimizer that has no transformation here.
+      ValueError: a group's pattern matches no parameter.
     """
+    paths = [path_of(path) for path, _ in jax.tree.leaves_with_path(axes, is_leaf=_is_axes)]
+    for pattern, _, _ in config.groups:
+        if not any(re.search(pattern, path) for path in paths):
+            raise ValueError(
+                f"{type(config).__name__}.groups: {pattern!r} matches no trainable parameter; "
+                f"paths look like {paths[0]!r}."
+            )
     parts = [
         _direction(config, axes),
         _decay(config),
@@ -175,18 +184,6 @@ def _match_adam(axes: Any) -> optax.GradientTransformation:
 
 def _is_axes(node: Any) -> bool:
     return isinstance(node, tuple)
-
-
-def path_of(path: tuple[Any, ...]) -> str:
-    """Returns a tree path as ``stacks/pattern/blocks/0/mlp/up/kernel``."""
-    return "/".join(_name(key) for key in path)
-
-
-def _name(key: Any) -> str:
-    for attribute in ("key", "name", "idx"):
-        if hasattr(key, attribute):
-            return str(getattr(key, attribute))
-    return str(key)
 
 
 def factors(config: OptimizerConfig, parameters: Any) -> tuple[Any, Any]:

@@ -11,7 +11,8 @@ from partitioning.activations import Activations
 from partitioning.mesh_config import RulesConfig
 from partitioning.rules import activation_rules, check_rules
 from trainer.language_model import LanguageModelTask
-from trainer.optimizers import Schedule, build_optimizer, build_schedule, path_of
+from trainer.optimizers import Schedule, build_optimizer, build_schedule
+from trainer.paths import path_of, split_frozen
 from trainer.run_config import LanguageModel, RunConfig, TaskConfig, TrainConfig
 from trainer.task import Task
 
@@ -54,7 +55,7 @@ def build_program(run: RunConfig, *, task: Task, mesh: Mesh) -> Program:
     """Puts a run together; traces the model's shapes but allocates nothing.
 
     Raises:
-      ValueError: a rule table, the schedule or the model is not possible.
+      ValueError: a rule table, the schedule, the model or a pattern of parameters is not possible.
     """
     for table in ("parameters", "activations", "optimizer"):
         check_rules(getattr(run.rules, table) or (), table=table)
@@ -65,12 +66,15 @@ def build_program(run: RunConfig, *, task: Task, mesh: Mesh) -> Program:
     named = jax.tree_util.tree_map_with_path(
         lambda path, _: axes[path_of(path)][0], nnx.to_pure_dict(parameters)
     )
+    trainable, _ = split_frozen(
+        named, run.train.frozen, is_leaf=lambda node: isinstance(node, tuple)
+    )
     return Program(
         task=task,
         mesh=mesh,
         rules=run.rules,
         shard=Activations(mesh=mesh, rules=activation_rules(run.rules)),
-        optimizer=build_optimizer(run.optimizer, axes=named),
+        optimizer=build_optimizer(run.optimizer, axes=trainable),
         schedule=build_schedule(run.schedule, steps=run.train.steps),
         train=run.train,
         graph=graph,

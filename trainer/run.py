@@ -4,114 +4,60 @@ Everything that can be refused is refused here, before anything is compiled, as 
 the exit code that the launcher knows.
 """
 
-import contextlib
 import dataclasses
-import pathlib
-from collections.abc import Iterator
-from typing import Any
+import math
 
 import jax
 from absl import logging
-from jax.sharding import Mesh, NamedSharding
 
-from input_pipeline.dataset import Dataset, build_dataset
-from input_pipeline.evaluation import EvaluationBatches
+from input_pipeline.dataset import Dataset
 from input_pipeline.loader import BatchLoader
-from input_pipeline.placement import local_rows
 from input_pipeline.position import PositionRecord
 from launch.contract import ExitCode, Phase
 from partitioning import table
-from partitioning.mesh import build_mesh, describe
+from partitioning.mesh import describe
 from trainer.ahead import CompiledAhead
+from trainer.assembly import Options, Setup, assemble, with_data
 from trainer.checkpoints.parameters import load_params
+from trainer.checkpoints.restoring import Restored
 from trainer.checkpoints.root import open_root
 from trainer.checkpoints.store import CheckpointStore
 from trainer.config import LoadedConfig
-from trainer.coordination import Coordination
 from trainer.distributed import Participant
-from trainer.optimizers import build_schedule, path_of
-from trainer.program import Program, build_program, build_task
-from trainer.run_config import LanguageModel, RunConfig
-from trainer.run_directory import Request, RunDirectory, open_run
-from trainer.startup import StartupClock
+from trainer.endings import UserError, user_error
+from trainer.optimizers import build_schedule
+from trainer.run_directory import RunDirectory, check_readable, open_run
 from trainer.state import (
     MODEL,
     TrainState,
     abstract_state,
     from_portable,
     init_state,
+    parameter_rows,
     to_portable,
 )
 from trainer.step import build_train_step
 
 
-class UserError(ValueError):
-    """Something that the user has to change; ``exit_code`` says of which kind."""
-
-    def __init__(self, message: str, exit_code: ExitCode) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
-    """What the command line says about this process.
-
-    Attributes:
-      run_dir: where the run lives.
-      cache_dir: prepared data and compiled programs, shared by runs.
-      request: how an existing directory is treated.
-      profile_steps: first and last step to trace, or None.
-      trains: whether the train step will be called; it is compiled while the rest gets ready.
-      clock: accounts for the time until the first step.
-    """
-
-    run_dir: str
-    cache_dir: pathlib.Path
-    request: Request
-    profile_steps: tuple[int, int] | None = None
-    trains: bool = True
-    clock: StartupClock = dataclasses.field(default_factory=StartupClock.of_this_process)
-
-
 @dataclasses.dataclass(kw_only=True)
-class Run:
+class Run(Setup):
     """A run that is ready to go.
 
     Attributes:
-      config: its configuration.
-      options: the command line's.
-      participant: this process among the others.
       directory: the attempt on the run directory.
-      data: training split.
-      held_out: evaluation split.
-      program: fixed parts.
-      shardings: where each array of a batch goes.
       store: checkpoints.
       position: what each step reads.
       state: where training starts.
       start_step: steps done so far.
-      step: the train step, being compiled; None where nothing is trained.
+      step: the train step, compiled while the rest gets ready.
     """
 
-    config: RunConfig
-    options: Options
-    participant: Participant
     directory: RunDirectory
-    data: Dataset
-    held_out: Dataset
-    program: Program
-    shardings: dict[str, NamedSharding]
     store: CheckpointStore
     position: PositionRecord
     state: TrainState
     start_step: int
-    step: CompiledAhead | None
-
-    @property
-    def rows(self) -> Any:
-        """Rows of the global batch that this process's devices hold."""
-        return local_rows(next(iter(self.shardings.values())), self.config.data.global_batch)
+    step: CompiledAhead
 
     def loader(self, *, start: int, stop: int) -> BatchLoader:
         """Returns the batches of steps ``start`` to ``stop`` (excluded)."""
@@ -126,20 +72,6 @@ class Run:
             prefetch=data.prefetch,
         )
 
-    def evaluation_batches(self) -> EvaluationBatches:
-        """Returns the held-out batches."""
-        return EvaluationBatches(
-            self.held_out,
-            batch=self.config.data.global_batch,
-            rows=self.rows,
-            max_batches=self.config.evaluation.max_batches,
-        )
-
-    def say(self, text: str) -> None:
-        """Prints on process 0."""
-        if self.participant.rank == 0:
-            print(text, flush=True)  # noqa: T201 - the console is this program's face
-
 
 def prepare(loaded: LoadedConfig, *, options: Options, participant: Participant) -> Run:
     """Builds everything up to the state that training starts from.
@@ -148,11 +80,9 @@ def prepare(loaded: LoadedConfig, *, options: Options, participant: Participant)
       UserError: configuration or data cannot work.
       RunDirectoryError: the run directory cannot be used as asked.
     """
-    config = loaded.run
+    program, shardings = assemble(loaded.run)
     with user_error(ExitCode.CONFIGURATION):
-        mesh = build_mesh(config.mesh)
-        program, shardings = assemble(config, mesh=mesh)
-    root = open_root(options.run_dir)
+        root = open_root(options.run_dir)
     directory = open_run(
         options.run_dir,
         loaded=loaded,
@@ -163,129 +93,92 @@ def prepare(loaded: LoadedConfig, *, options: Options, participant: Participant)
     )
     participant.attempt, participant.root = directory.attempt, directory.root
     participant.before_leaving(directory.close)
-    data, held_out = load_data(config, cache_dir=options.cache_dir)
-    program = with_data(program, config=config, data=data)
+    setup = with_data(program, shardings, loaded.run, options=options, participant=participant)
     options.clock.ended("data")
-    train_step = compile_ahead(program, config=config) if options.trains else None
+    train_step = compile_ahead(setup)
     store = CheckpointStore(
         root,
         attempt=directory.attempt,
-        config=config.checkpoint,
+        config=loaded.run.checkpoint,
         coordination=participant.coordination,
-        dataset_digest=data.digest,
+        dataset_digest=setup.data.digest,
         staging=directory.local / "staging" if "://" in options.run_dir else None,
     )
     participant.progress(Phase.RESTORE)
-    state, position, step = resume(
-        store,
-        program=program,
-        config=config,
-        data=data,
-        coordination=participant.coordination,
-    )
+    state, position, step = resume(store, setup=setup)
     participant.saved_step = step or None
     options.clock.ended("restore" if step else "initialize")
     run = Run(
-        config=config,
-        options=options,
-        participant=participant,
+        **vars(setup),
         directory=directory,
-        data=data,
-        held_out=held_out,
-        program=program,
-        shardings=shardings,
         store=store,
         position=position,
         state=state,
         start_step=step,
         step=train_step,
     )
-    describe_run(run, mesh=mesh)
+    describe_run(run)
+    participant.progress(Phase.COMPILE)
     return run
 
 
-def load_data(config: RunConfig, *, cache_dir: pathlib.Path) -> tuple[Dataset, Dataset]:
-    """Returns training and held-out split, prepared if need be.
+def read_step(
+    loaded: LoadedConfig, *, options: Options, participant: Participant
+) -> tuple[Setup, TrainState, int]:
+    """Restores a step of a run that may be going on elsewhere; writes nothing into its directory.
+
+    Returns:
+      What scoring needs, the state, and its step.
 
     Raises:
-      UserError: the data is missing or does not fit the configuration.
+      UserError: configuration, data or step cannot be used.
+      RunDirectoryError: there is no run.
+      ConfigError: the run has another configuration.
+      CheckpointError: no step is whole.
     """
-    with user_error(ExitCode.DATA):
-        data, held_out = (
-            build_dataset(config.data, split=split, cache_dir=cache_dir)
-            for split in ("train", "held_out")
-        )
-    return data, held_out
+    program, shardings = assemble(loaded.run)
+    with user_error(ExitCode.CONFIGURATION):
+        root = open_root(options.run_dir)
+    check_readable(root, loaded=loaded, request=options.request)
+    setup = with_data(program, shardings, loaded.run, options=options, participant=participant)
+    store = CheckpointStore(
+        root,
+        attempt=None,
+        config=loaded.run.checkpoint,
+        coordination=participant.coordination,
+    )
+    participant.progress(Phase.RESTORE)
+    abstract = abstract_state(setup.program)
+    with user_error(ExitCode.CONFIGURATION):
+        restored = store.restore(to_portable(abstract), step=options.checkpoint)
+    store.close()
+    if restored is None:
+        raise UserError(f"{options.run_dir} has saved no step yet; there is nothing to score.")
+    if restored.dataset_digest != setup.data.digest:
+        logging.warning("%s", _other_dataset(restored, setup.data))
+    participant.progress(Phase.COMPILE)
+    return setup, from_portable(restored.state, abstract), restored.step
 
 
-def assemble(config: RunConfig, *, mesh: Mesh) -> tuple[Program, dict[str, NamedSharding]]:
-    """Returns the program and where batches go.
-
-    Raises:
-      ValueError: mesh, rules, model, schedule and batch do not fit together.
-    """
-    check_batch(config, mesh=mesh)
-    task = build_task(config.task)
-    program = build_program(config, task=task, mesh=mesh)
-    abstract_state(program)
-    spec = task.batch_spec(rows=config.data.global_batch, length=config.data.sequence_length)
-    shardings = {name: program.shard.sharding(s.axes, shape=s.shape) for name, s in spec.items()}
-    return program, shardings
-
-
-def compile_ahead(program: Program, *, config: RunConfig) -> CompiledAhead:
+def compile_ahead(setup: Setup) -> CompiledAhead:
     """Returns the train step, which a thread compiles from now on."""
-    data = config.data
-    spec = program.task.batch_spec(rows=data.global_batch, length=data.sequence_length)
+    data = setup.config.data
+    spec = setup.program.task.batch_spec(rows=data.global_batch, length=data.sequence_length)
     batch = {
-        name: jax.ShapeDtypeStruct(
-            s.shape, s.dtype, sharding=program.shard.sharding(s.axes, shape=s.shape)
-        )
+        name: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=setup.shardings[name])
         for name, s in spec.items()
     }
-    return CompiledAhead(build_train_step(program), abstract_state(program), batch)
+    return CompiledAhead(build_train_step(setup.program), abstract_state(setup.program), batch)
 
 
-def with_data(program: Program, *, config: RunConfig, data: Dataset) -> Program:
-    """Returns the program with a task that knows the dataset's tokens.
-
-    Raises:
-      UserError: the model's vocabulary is too small.
-    """
-    if isinstance(config.task, LanguageModel):
-        with user_error(ExitCode.CONFIGURATION):
-            data.check_vocabulary(config.task.model.vocab_size)
-    sizes = None if data.token_bytes is None else tuple(data.token_bytes.tolist())
-    return dataclasses.replace(program, task=build_task(config.task, token_bytes=sizes))
-
-
-def check_batch(config: RunConfig, *, mesh: Mesh) -> None:
-    """Raises ValueError if the batch does not divide over mesh and microbatches."""
-    ways = mesh.shape["data"] * mesh.shape["fsdp"] * mesh.shape["expert"]
-    parts = ways * config.train.microbatches
-    batch = config.data.global_batch
-    if batch % parts:
-        near = max(batch // parts, 1) * parts
-        raise ValueError(
-            f"DataConfig.global_batch={batch} does not divide over data x fsdp x expert = {ways} "
-            f"and TrainConfig.microbatches={config.train.microbatches}; it must be a multiple of "
-            f"{parts}, for example {near}."
-        )
-
-
-def resume(
-    store: CheckpointStore,
-    *,
-    program: Program,
-    config: RunConfig,
-    data: Dataset,
-    coordination: Coordination,
-) -> tuple[TrainState, PositionRecord, int]:
+def resume(store: CheckpointStore, *, setup: Setup) -> tuple[TrainState, PositionRecord, int]:
     """Returns the newest verified state, or a fresh one, with its position and step.
 
     Raises:
       UserError: the dataset is another one than the checkpoint's.
+      CheckpointError: there are steps, and none is whole.
     """
+    program, config = setup.program, setup.config
     abstract = abstract_state(program)
     restored = store.restore(to_portable(abstract))
     batch = config.data.global_batch
@@ -293,32 +186,35 @@ def resume(
         logging.info("No checkpoint found; starting from step 0.")
         state = init_state(program)
         if config.train.init_from is not None:
-            url = config.train.init_from
-            state = _with_parameters(state, abstract, url=url, coordination=coordination)
+            state = _with_parameters(state, abstract, setup=setup)
         return state, PositionRecord.start(global_batch=batch), 0
-    if restored.dataset_digest != data.digest:
-        raise UserError(
-            f"Step {restored.step} was trained on dataset {restored.dataset_digest[:12]}, but "
-            f"DataConfig now names {data.digest[:12]} ({data.manifest.name}): files, tokenizer or "
-            "layout differ. Restore the dataset, or start a new run with TrainConfig.init_from.",
-            ExitCode.DATA,
-        )
+    if restored.dataset_digest != setup.data.digest:
+        message = f"{_other_dataset(restored, setup.data)} Restore the dataset, or start a new run "
+        raise UserError(f"{message}with TrainConfig.init_from.", ExitCode.DATA)
     position = PositionRecord.from_json(restored.data["position"])
     if position.entry(restored.step).global_batch != batch:
         position = position.change_batch(at_step=restored.step, global_batch=batch)
     return from_portable(restored.state, abstract), position, restored.step
 
 
-def describe_run(run: Run, *, mesh: Mesh) -> None:
+def _other_dataset(restored: Restored, data: Dataset) -> str:
+    return (
+        f"Step {restored.step} was trained on dataset {restored.dataset_digest[:12]}, but "
+        f"DataConfig now names {data.digest[:12]} ({data.manifest.name}): files, tokenizer or "
+        "layout differ."
+    )
+
+
+def describe_run(run: Run) -> None:
     """Prints where parameters live and where the run stands."""
-    abstract = abstract_state(run.program)
-    rows = [
-        table.row_of(path_of(path), leaf)
-        for path, leaf in jax.tree.leaves_with_path(abstract.groups[MODEL].parameters)
-    ]
+    mesh = run.program.mesh
+    rows = parameter_rows(run.program)
     run.say(table.show(rows))
-    count = sum(leaf.size for leaf in jax.tree.leaves(abstract.groups[MODEL].parameters))
-    run.say(f"{count:,} parameters; mesh {describe(mesh)}; attempt {run.directory.attempt}")
+    count = sum(math.prod(row.shape) for row in rows)
+    run.say(
+        f"{count:,} parameters; mesh {describe(mesh)}; attempt {run.directory.attempt} "
+        f"from step {run.start_step}"
+    )
     if message := moved_schedule(run):
         logging.warning("%s", message)
     share = table.replicated_share(rows)
@@ -349,23 +245,12 @@ def moved_schedule(run: Run) -> str:
     )
 
 
-@contextlib.contextmanager
-def user_error(code: ExitCode) -> Iterator[None]:
-    """Turns a ValueError of the code inside into a UserError with ``code``."""
-    try:
-        yield
-    except UserError:
-        raise
-    except ValueError as error:
-        raise UserError(str(error), code) from error
-
-
-def _with_parameters(
-    state: TrainState, abstract: TrainState, *, url: str, coordination: Coordination
-) -> TrainState:
+def _with_parameters(state: TrainState, abstract: TrainState, *, setup: Setup) -> TrainState:
     wanted = to_portable(abstract)["groups"][MODEL]["parameters"]
+    url = setup.config.train.init_from
+    assert url is not None
     with user_error(ExitCode.CONFIGURATION):
-        parameters = load_params(url, wanted, coordination=coordination)
+        parameters = load_params(url, wanted, coordination=setup.participant.coordination)
     group = dataclasses.replace(state.groups[MODEL], parameters=parameters)
     if group.average is not None:
         group = dataclasses.replace(group, average=jax.tree.map(lambda x: x.copy(), parameters))

@@ -8,32 +8,34 @@ owner that still lives are refused before anything is written.
 import contextlib
 import dataclasses
 import enum
-import importlib.metadata
+import errno
 import json
 import os
 import pathlib
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from launch.contract import ContractError, Environment, ExitCode, JournalEntry, RunRecord
-from trainer import config_record
+from trainer import config_record, software
 from trainer.checkpoints.root import Root, open_root
 from trainer.config import LoadedConfig
 from trainer.config_errors import ConfigError
 from trainer.config_record import Difference
 from trainer.coordination import Coordination, agree
+from trainer.endings import UserError
 from trainer.owner import Owner, OwnerFile
+from trainer.run_records import (
+    RunDirectoryError,
+    append_line,
+    attempts,
+    has_steps,
+    last_resolved,
+    read_run,
+)
 
 CLAIM_S = 300.0
-_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
-
-
-class RunDirectoryError(ValueError):
-    """A run directory cannot be used as asked."""
-
-    exit_code = ExitCode.CONFIGURATION
 
 
 class Resume(enum.StrEnum):
@@ -120,7 +122,9 @@ def open_run(
       root: the store behind ``location``; None opens it.
 
     Raises:
-      RunDirectoryError: it holds another run, or an owner still lives, or the request does not fit.
+      RunDirectoryError: it holds another run, or an owner still lives, or the request does not fit,
+        or it cannot be written.
+      UserError: the disk is full.
       ConfigError: the configuration changes what the run computes.
     """
     root = root or open_root(location)
@@ -128,8 +132,9 @@ def open_run(
     if coordination.process_index != 0:
         return _Follower(root, local).hear(coordination)
     try:
-        opened = _Claim(location, root, local, loaded, environment, request or Request()).take()
-    except (RunDirectoryError, ConfigError, ContractError) as error:
+        with _writable(location):
+            opened = _Claim(location, root, local, loaded, environment, request or Request()).take()
+    except (RunDirectoryError, UserError, ConfigError, ContractError) as error:
         agree(coordination, "run_directory", {"refused": str(error)}, timeout_s=CLAIM_S)
         raise
     told = {"run_id": opened.run_id, "attempt": opened.attempt, "resumed": opened.resumed}
@@ -138,32 +143,45 @@ def open_run(
     return opened
 
 
-def read_journal(root: Root) -> tuple[list[JournalEntry], int]:
-    """Returns the journal's entries, and how many lines a dying writer left torn."""
-    text = (root.read("journal.jsonl") or b"").decode(errors="replace")
-    entries, torn = [], 0
-    for number, line in enumerate(text.splitlines(), start=1):
-        try:
-            json.loads(line)
-        except json.JSONDecodeError:
-            torn += 1
-            continue
-        entries.append(JournalEntry.from_json(line, source=f"journal.jsonl:{number}"))
-    return entries, torn
+def check_readable(root: Root, *, loaded: LoadedConfig, request: Request) -> None:
+    """Checks that a directory holds the run that a configuration describes; writes nothing.
+
+    Raises:
+      RunDirectoryError: it holds no run.
+      ConfigError: the configuration is another one than the run's.
+    """
+    if read_run(root) is None:
+        raise RunDirectoryError(f"{root.url} holds no run. Check --run_dir.")
+    _changes(root, loaded=loaded, request=request)
 
 
-def append_line(root: Root, key: str, line: str) -> None:
-    """Appends one line; a torn line that a dead writer left gets an end of its own first."""
-    path = root.local_path(key)
-    if path is None:
-        before = root.read(key) or b""
-        root.write(key, before + _separator(before) + line.encode() + b"\n")
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+b") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - 1))
-        file.write(_separator(file.read(1)) + line.encode() + b"\n")
+def _changes(root: Root, *, loaded: LoadedConfig, request: Request) -> list[Difference]:
+    """Differences to the last attempt; before the first save nothing stands in their way."""
+    last = last_resolved(root)
+    if last is None:
+        return []
+    resolved = config_record.resolved(loaded)
+    if not has_steps(root):
+        return config_record.differences(last, resolved, schema=loaded.schema)
+    return config_record.check_resume(
+        last, resolved, allow_change=request.allow_change, schema=loaded.schema
+    )
+
+
+@contextlib.contextmanager
+def _writable(location: str) -> Iterator[None]:
+    """Says what to do where the directory is no place to write to."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            message = f"{location}: the disk is full. Free some and start again. {error}"
+            raise UserError(message, ExitCode.HOLD) from error
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
+            raise RunDirectoryError(
+                f"{location} cannot be written: {error}. Take another --run_dir."
+            ) from error
+        raise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,36 +220,22 @@ class _Claim:
     request: Request
 
     def take(self) -> RunDirectory:
-        record = self._run_record()
+        record = read_run(self.root)
         resolved = config_record.resolved(self.loaded)
         self._check_request(record)
-        self._changes(record, resolved)  # refuse before anything is written
+        self._changes(record)  # refuse before anything is written
         owner = self._claim()
         try:
-            changes = self._changes(record, resolved)  # another attempt may have come between
+            changes = self._changes(record)  # another attempt may have come between
             return self._begin(record, resolved, changes, owner)
         except BaseException:
             owner.release()
             raise
 
-    def _changes(self, record: RunRecord | None, resolved: dict[str, Any]) -> list[Difference]:
-        last = self._last_resolved() if record is not None else None
-        if last is None:
+    def _changes(self, record: RunRecord | None) -> list[Difference]:
+        if record is None:
             return []
-        return config_record.check_resume(
-            last, resolved, allow_change=self.request.allow_change, schema=self.loaded.schema
-        )
-
-    def _run_record(self) -> RunRecord | None:
-        data = self.root.read("run.json")
-        if data is not None:
-            return RunRecord.from_json(data.decode(), source=f"{self.location}/run.json")
-        if strangers := [n for n in self.root.children() if n in ("checkpoints", "metrics.jsonl")]:
-            raise RunDirectoryError(
-                f"{self.location} holds {' and '.join(strangers)} but no run.json: it is not a "
-                "run of Lockstep, or run.json was removed. Take another --run_dir."
-            )
-        return None
+        return _changes(self.root, loaded=self.loaded, request=self.request)
 
     def _check_request(self, record: RunRecord | None) -> None:
         if record is None:
@@ -250,22 +254,6 @@ class _Claim:
                 f"{self.location} belongs to run {record.run_id}, not to "
                 f"LAUNCH_RUN_ID={self.environment.run_id}. Take another --run_dir."
             )
-
-    def _last_resolved(self) -> dict[str, Any] | None:
-        """Configuration of the newest attempt that got as far as writing one."""
-        for attempt in reversed(self._attempts()):
-            key = f"attempts/{attempt}/config/resolved.json"
-            data = self.root.read(key)
-            if data is not None:
-                try:
-                    found: dict[str, Any] = json.loads(data)
-                except json.JSONDecodeError as error:
-                    raise RunDirectoryError(f"{self.location}/{key} is damaged: {error}") from None
-                return found
-        return None
-
-    def _attempts(self) -> list[int]:
-        return sorted(int(name) for name in self.root.children("attempts/") if name.isdigit())
 
     def _claim(self) -> OwnerFile:
         """Creates the owner file of an attempt that nobody has; exactly one process can.
@@ -295,7 +283,7 @@ class _Claim:
         return own
 
     def _newest_owned(self, *, other_than: int | None = None) -> Owner | None:
-        for attempt in reversed(self._attempts()):
+        for attempt in reversed(attempts(self.root)):
             owner = OwnerFile(self.root, f"attempts/{attempt}/owner.json").read()
             if owner is not None and attempt != other_than:
                 return owner
@@ -358,10 +346,10 @@ class _Claim:
             run_id=run_id,
             created=time.time(),
             identity=resolved["identity"],
-            software=_versions(),
+            software=software.versions(),
         )
         if not self.root.create("run.json", record.to_json().encode()):
-            return self._run_record() or record
+            return read_run(self.root) or record
         return record
 
 
@@ -374,15 +362,3 @@ def _local_folder(location: str, environment: Environment | None) -> pathlib.Pat
 
 def _run_id(location: str) -> str:
     return f"{pathlib.PurePosixPath(location).name or 'run'}-{uuid.uuid4().hex[:8]}"
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for package in _PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
-    return found
-
-
-def _separator(before: bytes) -> bytes:
-    return b"\n" if before and not before.endswith(b"\n") else b""

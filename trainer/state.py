@@ -5,7 +5,6 @@ cannot disagree.
 """
 
 import dataclasses
-import re
 from typing import Any
 
 import jax
@@ -14,10 +13,11 @@ import optax
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
+from partitioning import table
 from partitioning.mesh import axis_sizes
 from partitioning.mesh_config import Rule
-from partitioning.rules import optimizer_rules, resolve
-from trainer.optimizers import path_of
+from partitioning.rules import Resolution, optimizer_rules, resolve
+from trainer.paths import nest, path_of, split_frozen
 from trainer.program import Program
 
 Tree = Any
@@ -95,6 +95,15 @@ def abstract_state(program: Program) -> TrainState:
     )
 
 
+def parameter_rows(program: Program) -> list[table.Row]:
+    """Returns the printed table's rows: every parameter, with the rules that gave way."""
+    parameters = abstract_state(program).groups[MODEL].parameters
+    return [
+        table.row_of(name, leaf, note="; ".join(_resolution(name, leaf, program=program).notes))
+        for name, leaf in ((path_of(p), leaf) for p, leaf in jax.tree.leaves_with_path(parameters))
+    ]
+
+
 def shardings(state: Tree) -> Tree:
     """Returns the shardings of a (possibly abstract) state."""
     return jax.tree.map(lambda leaf: leaf.sharding, state)
@@ -123,44 +132,6 @@ def init_state(program: Program) -> TrainState:
     return create()
 
 
-def split_frozen(parameters: Tree, frozen: tuple[str, ...]) -> tuple[Tree, Tree]:
-    """Splits a nested dict into (trainable, frozen) by patterns of paths.
-
-    Raises:
-      ValueError: a pattern matches no parameter.
-    """
-    if not frozen:
-        return parameters, {}
-    leaves = {path_of(path): leaf for path, leaf in jax.tree.leaves_with_path(parameters)}
-    for pattern in frozen:
-        if not any(re.search(pattern, path) for path in leaves):
-            raise ValueError(f"TrainConfig.frozen: {pattern!r} matches no parameter path.")
-    fixed = {path for path in leaves if any(re.search(pattern, path) for pattern in frozen)}
-    parts = ({p: v for p, v in leaves.items() if (p in fixed) == kept} for kept in (False, True))
-    trainable, kept = (nest(part) for part in parts)
-    return trainable, kept
-
-
-def merge_frozen(trainable: Tree, frozen: Tree) -> Tree:
-    """Undoes ``split_frozen``."""
-    if not frozen:
-        return trainable
-    parts = (*jax.tree.leaves_with_path(trainable), *jax.tree.leaves_with_path(frozen))
-    return nest({path_of(path): leaf for path, leaf in parts})
-
-
-def nest(flat: dict[str, Any]) -> Tree:
-    """Turns ``{"a/b": x}`` into ``{"a": {"b": x}}``."""
-    tree: dict[str, Any] = {}
-    for path, leaf in flat.items():
-        *parents, last = path.split("/")
-        node = tree
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[last] = leaf
-    return tree
-
-
 def to_portable(state: TrainState) -> Tree:
     """Returns the state as nested dicts with string keys, the form that checkpoints hold."""
     return nest({path_of(path): leaf for path, leaf in jax.tree.leaves_with_path(state)})
@@ -173,10 +144,14 @@ def from_portable(portable: Tree, like: TrainState) -> TrainState:
 
 
 def _spec(path: str, leaf: jax.ShapeDtypeStruct, *, program: Program) -> PartitionSpec:
+    return _resolution(path, leaf, program=program).spec
+
+
+def _resolution(path: str, leaf: jax.ShapeDtypeStruct, *, program: Program) -> Resolution:
     """Lays out one leaf of the state; optimizer leaves follow the parameter they belong to."""
     named = _parameter_of(path, program.axes)
     if named is None:
-        return PartitionSpec()
+        return Resolution(spec=PartitionSpec(), notes=())
     parameter, axes, shape = named
     is_optimizer = "/optimizer/" in path
     rules: tuple[Rule, ...] = (
@@ -188,7 +163,7 @@ def _spec(path: str, leaf: jax.ShapeDtypeStruct, *, program: Program) -> Partiti
         rules=rules,
         sizes=axis_sizes(program.mesh),
         name=parameter,
-    ).spec
+    )
 
 
 def _parameter_of(

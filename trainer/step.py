@@ -15,24 +15,16 @@ import optax
 from flax import nnx
 
 from models.context import Context
+from trainer.paths import merge_frozen, split_frozen
 from trainer.program import Program
-from trainer.state import (
-    MODEL,
-    Group,
-    TrainState,
-    abstract_state,
-    gradient_layout,
-    merge_frozen,
-    shardings,
-    split_frozen,
-)
+from trainer.state import MODEL, Group, TrainState, abstract_state, gradient_layout, shardings
 from trainer.task import Batch, Metrics
 
 Sums = tuple[jax.Array, jax.Array, Metrics]
 
 
-def build_train_step(program: Program) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
-    """Returns the jitted train step; the state it is given is donated.
+def build_train_step(program: Program) -> jax.stages.Wrapped:
+    """Returns the jitted train step, (state, batch) -> (state, metrics); the state is donated.
 
     Metrics: ``loss`` (mean per weight), ``weight``, ``grad_norm`` (before clipping),
     ``param_norm`` (after the update), ``learning_rate``, ``nonfinite`` (consecutive skipped
@@ -60,7 +52,7 @@ def build_train_step(program: Program) -> Callable[[TrainState, Batch], tuple[Tr
             loss, trainable, batch, microbatches=program.train.microbatches, layout=gradients_at
         )
         scale = 1.0 / jnp.maximum(weight, 1e-9)
-        norm = optax.global_norm(gradients) * scale
+        norm = optax.tree.norm(gradients) * scale
         clip = program.train.clip_norm
         factor = scale if clip is None else scale * jnp.minimum(1.0, clip / (norm + 1e-12))
         rate = program.schedule(state.step)
@@ -83,7 +75,7 @@ def build_train_step(program: Program) -> Callable[[TrainState, Batch], tuple[Tr
             "loss": total * scale,
             "weight": weight,
             "grad_norm": norm,
-            "param_norm": optax.global_norm(new.parameters),
+            "param_norm": optax.tree.norm(new.parameters),
             "learning_rate": jnp.asarray(rate, jnp.float32),
             "nonfinite": nonfinite,
             "sums": sums,

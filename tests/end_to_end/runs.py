@@ -3,17 +3,20 @@
 The run is small: a two-layer decoder on token shards that are written for the test.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
 import pathlib
+import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 
 from input_pipeline.manifest import Manifest
 from input_pipeline.token_store import write_tokens
@@ -83,6 +86,17 @@ class Scene:
         assert process.returncode == expect, output
         return output
 
+    def run_apart(self, run_dir: str, *arguments: str) -> tuple[int, str, str]:
+        """Runs one process and returns its exit code, standard output and standard error."""
+        done = subprocess.run(
+            self.command(run_dir, *arguments),
+            cwd=REPOSITORY,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        return done.returncode, done.stdout, done.stderr
+
     def gang(
         self,
         run_dir: str,
@@ -106,6 +120,10 @@ class Scene:
             self.start(run_dir, *arguments, environ={**shared, "LAUNCH_PROCESS_ID": str(rank)})
             for rank in range(processes)
         ]
+
+    def copy(self, run_dir: str, name: str) -> pathlib.Path:
+        """Copies a run that is not going on, for a test to damage or to continue."""
+        return shutil.copytree(self.folder / run_dir, self.folder / name)
 
     def rows(self, run_dir: str, kind: str = "train") -> dict[int, dict[str, Any]]:
         """Returns step -> row of metrics.jsonl."""
@@ -145,6 +163,38 @@ def make_scene(folder: pathlib.Path, *, documents: int = 80, seed: int = 0) -> S
     gin = folder / "run.gin"
     gin.write_text(CONFIG.format(data=folder / "data"))
     return Scene(folder, gin)
+
+
+def wait_for(process: subprocess.Popen[str], start: str) -> None:
+    """Returns when a process has printed a line that starts with ``start``."""
+    assert process.stdout is not None
+    seen = []
+    for line in process.stdout:
+        if line.startswith(start):
+            return
+        seen.append(line)
+    raise AssertionError(f"ended without a line that starts with {start!r}:\n{''.join(seen)}")
+
+
+@contextlib.contextmanager
+def mounted(path: pathlib.Path, *options: str) -> Iterator[None]:
+    """Mounts something at a path, or skips the test where that is not permitted."""
+    path.mkdir(exist_ok=True)
+    done = subprocess.run(["mount", *options, str(path)], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"nothing can be mounted here: {done.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(path)], check=True)
+
+
+@contextlib.contextmanager
+def read_only(path: pathlib.Path) -> Iterator[None]:
+    """Makes a folder read-only, also for a superuser."""
+    with mounted(path, "--bind", str(path)):
+        subprocess.run(["mount", "-o", "remount,bind,ro", str(path)], check=True)
+        yield
 
 
 def outputs(processes: Sequence[subprocess.Popen[str]]) -> list[str]:

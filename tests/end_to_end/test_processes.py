@@ -2,13 +2,12 @@
 
 import json
 import signal
-import subprocess
 
 import numpy as np
 import pytest
 
 from launch.contract import ExitCode
-from tests.end_to_end.runs import Scene, make_scene, outputs
+from tests.end_to_end.runs import Scene, make_scene, outputs, wait_for
 
 LONG = ("--gin.TrainConfig.steps=100000", "--gin.CheckpointConfig.every=0")
 
@@ -16,14 +15,6 @@ LONG = ("--gin.TrainConfig.steps=100000", "--gin.CheckpointConfig.every=0")
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Scene:
     return make_scene(tmp_path_factory.mktemp("processes"))
-
-
-def _wait_for(process: subprocess.Popen[str], start: str) -> None:
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith(start):
-            return
-    pytest.fail(f"the process ended without a line that starts with {start!r}")
 
 
 def _reason(scene: Scene, run_dir: str, attempt: int = 1) -> dict[str, object]:
@@ -68,7 +59,7 @@ def test_a_run_goes_on_with_another_number_of_processes(scene: Scene) -> None:
 def test_sigterm_to_any_rank_saves_one_step_in_all(scene: Scene, rank: int) -> None:
     name = f"stopped{rank}"
     gang = scene.gang(name, *LONG, processes=2)
-    _wait_for(gang[0], "step 3/")
+    wait_for(gang[0], "step 3/")
     gang[rank].send_signal(signal.SIGTERM)
     texts = outputs(gang)
     assert [p.returncode for p in gang] == [ExitCode.PREEMPTED] * 2, texts
@@ -82,7 +73,7 @@ def test_sigterm_to_any_rank_saves_one_step_in_all(scene: Scene, rank: int) -> N
 def test_sigterm_during_an_evaluation_saves_and_the_evaluation_is_made_up(scene: Scene) -> None:
     slow = ("--gin.EvaluationConfig.every=2", "--gin.DataConfig.packing='pad'")
     process = scene.start("evaluating", *slow, "--gin.TrainConfig.steps=4")
-    _wait_for(process, "step 2/")
+    wait_for(process, "step 2/")
     process.send_signal(signal.SIGTERM)
     text, _ = process.communicate(timeout=300)
     assert process.returncode == ExitCode.PREEMPTED, text
@@ -94,7 +85,7 @@ def test_sigterm_during_an_evaluation_saves_and_the_evaluation_is_made_up(scene:
 @pytest.mark.slow
 def test_sigterm_to_a_single_process_saves_and_the_run_goes_on(scene: Scene) -> None:
     process = scene.start("single", *LONG)
-    _wait_for(process, "step 3/")
+    wait_for(process, "step 3/")
     process.send_signal(signal.SIGTERM)
     text, _ = process.communicate(timeout=300)
     assert process.returncode == ExitCode.PREEMPTED, text
@@ -118,7 +109,7 @@ def test_an_error_in_one_rank_ends_all_with_its_cause_on_disk(scene: Scene) -> N
 @pytest.mark.slow
 def test_a_killed_rank_ends_the_other_as_a_cascade(scene: Scene) -> None:
     gang = scene.gang("orphaned", *LONG, processes=2)
-    _wait_for(gang[0], "step 3/")
+    wait_for(gang[0], "step 3/")
     gang[1].send_signal(signal.SIGKILL)
     texts = outputs(gang)
     assert gang[0].returncode == ExitCode.INFRASTRUCTURE, texts
@@ -129,7 +120,7 @@ def test_a_killed_rank_ends_the_other_as_a_cascade(scene: Scene) -> None:
 @pytest.mark.slow
 def test_sigterm_before_the_first_step_leaves_at_once_without_a_save(scene: Scene) -> None:
     process = scene.start("early", *LONG)
-    _wait_for(process, "parameter ")
+    wait_for(process, "parameter ")
     process.send_signal(signal.SIGTERM)
     text, _ = process.communicate(timeout=300)
     assert process.returncode == ExitCode.PREEMPTED, text

@@ -1,5 +1,6 @@
 """Exceptions become the right exit codes, and the first cause becomes the reason."""
 
+import errno
 import subprocess
 import sys
 
@@ -8,9 +9,18 @@ import pytest
 from launch.contract import ContractError, ExitCode, RankExit, Reason
 from trainer import endings
 from trainer.checkpoints.root import LocalRoot
+from trainer.checkpoints.session import DiskFullError, NoWholeStepError
 from trainer.config_errors import ConfigError, Problem
 from trainer.coordination import PeersMissingError
-from trainer.endings import Classified, NumericsError, PeerLostError, PreemptedError, classify
+from trainer.endings import (
+    Classified,
+    NumericsError,
+    PeerLostError,
+    PreemptedError,
+    UserError,
+    classify,
+    user_error,
+)
 
 
 class JaxRuntimeError(RuntimeError):
@@ -38,6 +48,11 @@ GLOO = "UNKNOWN: Gloo all-reduce failed: [pair.cc:538] Read error: Connection re
         (ContractError("x"), 64, False),
         (BrokenDataset("x"), 65, False),
         (PreemptedError("x"), 75, False),
+        (UserError("x"), 64, False),
+        (UserError("x", ExitCode.INFRASTRUCTURE), 85, False),
+        (OSError(errno.ENOSPC, "No space left on device"), 86, False),
+        (DiskFullError("RESOURCE_EXHAUSTED: No space left on device"), 86, False),
+        (NoWholeStepError("x"), 86, False),
         (NumericsError("x"), 97, False),
         (PeerLostError("x"), 85, True),
         (PeersMissingError("x"), 85, True),
@@ -61,6 +76,18 @@ GLOO = "UNKNOWN: Gloo all-reduce failed: [pair.cc:538] Read error: Connection re
 )
 def test_an_exception_has_its_exit_code(error, code, cascade):
     assert classify(error) == Classified(code, cascade)
+
+
+def test_a_value_error_becomes_the_users_once():
+    with (
+        pytest.raises(UserError, match=r"^inner$") as caught,
+        user_error(ExitCode.DATA),
+        user_error(ExitCode.CONFIGURATION),
+    ):
+        raise ValueError("inner")
+    assert caught.value.exit_code == ExitCode.CONFIGURATION
+    with pytest.raises(KeyError), user_error(ExitCode.DATA):
+        raise KeyError("no ValueError")
 
 
 def test_a_real_out_of_memory_error_of_jax_is_recognised():

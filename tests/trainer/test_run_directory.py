@@ -1,6 +1,7 @@
 """A run directory belongs to one run, one configuration and one living owner."""
 
 import dataclasses
+import errno
 import json
 import os
 import subprocess
@@ -10,15 +11,17 @@ import time
 
 import pytest
 
-from launch.contract import Environment, RunRecord
+from launch.contract import Environment, ExitCode, RunRecord
 from tests.trainer.fake_client import gang
 from trainer import config, owner
 from trainer.checkpoints.root import LocalRoot
 from trainer.config_errors import ConfigError
 from trainer.config_schema import Schema
 from trainer.coordination import Alone
+from trainer.endings import UserError
 from trainer.owner import Owner, OwnerFile
-from trainer.run_directory import Request, Resume, RunDirectoryError, open_run, read_journal
+from trainer.run_directory import Request, Resume, check_readable, open_run
+from trainer.run_records import RunDirectoryError, read_journal
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -237,8 +240,60 @@ def test_a_directory_of_another_run_is_refused(claim):
         claim(environment=launched(1, "other"))
 
 
+def save_a_step(run_dir):
+    (run_dir / "checkpoints/10.a1").mkdir(parents=True)
+
+
+def test_until_a_step_is_saved_a_configuration_may_be_corrected(claim, tmp_path):
+    claim().close()
+    run = claim("Root.batch=4")
+    assert [str(change) for change in run.changes] == ["Root.batch: 8 -> 4"]
+    run.close()
+    save_a_step(tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"Root.batch: 4 -> 2"):
+        claim("Root.batch=2")
+
+
+def test_a_reader_needs_the_runs_configuration_and_writes_nothing(claim, tmp_path):
+    root = LocalRoot(tmp_path / "run")
+    with pytest.raises(RunDirectoryError, match=r"run holds no run. Check --run_dir"):
+        check_readable(root, loaded=loaded(), request=Request())
+    live = claim()
+    save_a_step(tmp_path / "run")
+    before = root.list()
+    check_readable(root, loaded=loaded("Root.workers=3"), request=Request())
+    with pytest.raises(ConfigError, match=r"Root.batch: 8 -> 4"):
+        check_readable(root, loaded=loaded("Root.batch=4"), request=Request())
+    allowed = Request(allow_change=("Root.batch",))
+    check_readable(root, loaded=loaded("Root.batch=4"), request=allowed)
+    assert root.list() == before
+    live.close()
+
+
+def test_a_place_that_cannot_be_written_is_refused(tmp_path):
+    def take(location):
+        open_run(str(location), loaded=loaded(), environment=None, coordination=Alone())
+
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunDirectoryError, match=r"file/run cannot be written: .*Take another"):
+        take(tmp_path / "file/run")
+    with pytest.raises(RunDirectoryError, match=r"file cannot be written"):
+        take(tmp_path / "file")
+
+
+def test_a_full_disk_at_the_start_waits_for_a_person(claim, monkeypatch):
+    def full(*_args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(LocalRoot, "create", full)
+    with pytest.raises(UserError, match=r"the disk is full. Free some") as caught:
+        claim()
+    assert caught.value.exit_code == ExitCode.HOLD
+
+
 def test_a_changed_identity_is_refused_before_anything_is_written(claim, tmp_path):
     claim().close()
+    save_a_step(tmp_path / "run")
     with pytest.raises(ConfigError, match=r"Root.batch: 8 -> 4.*--allow_change=Root.batch"):
         claim("Root.batch=4")
     assert not (tmp_path / "run/attempts/2").exists()
@@ -250,8 +305,9 @@ def test_a_changed_identity_is_refused_before_anything_is_written(claim, tmp_pat
     ]
 
 
-def test_a_permitted_change_is_the_new_baseline(claim):
+def test_a_permitted_change_is_the_new_baseline(claim, tmp_path):
     claim().close()
+    save_a_step(tmp_path / "run")
     claim("Root.batch=4", allow_change=("Root.batch",)).close()
     run = claim("Root.batch=4")
     assert run.changes == ()
@@ -306,17 +362,6 @@ def test_other_processes_hear_the_decision_and_write_nothing(tmp_path, request_)
     heard.close()
     assert len(read_journal(run.root)[0]) == 1
     run.close()
-
-
-def test_a_torn_line_of_the_journal_is_passed_over(claim, tmp_path):
-    run = claim()
-    journal = tmp_path / "run/journal.jsonl"
-    with journal.open("a") as file:
-        file.write('{"version": 1, "ti')
-    run.journal("after", step=3)
-    entries, torn = read_journal(run.root)
-    assert ([entry.event for entry in entries], torn) == (["attempt_started", "after"], 1)
-    assert entries[1].details == {"step": 3}
 
 
 class Remote(LocalRoot):

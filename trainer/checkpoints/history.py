@@ -77,6 +77,22 @@ def look(root: Root, seal: Seal) -> History:
     return History(usable=usable, abandoned=gone_back, aside=aside, broken=broken)
 
 
+def without_manifest(root: Root, seen: History) -> list[StepName]:
+    """Steps newer than the newest usable one that have all but their manifest, in order.
+
+    Their save did not end, or somebody removed the file; which, nobody can tell.
+    """
+    return [
+        name
+        for name in fencing.written(root)
+        if (seen.newest is None or name > seen.newest)
+        and name not in seen.broken
+        and name not in seen.aside
+        and root.read(name.key(layout.DATA)) is not None
+        and root.read(name.key(layout.MANIFEST)) is None
+    ]
+
+
 def unfinished_restores(root: Root) -> dict[StepName, int]:
     """How often a restore of each step was begun and not finished."""
     counts: dict[StepName, int] = {}

@@ -17,7 +17,7 @@ from absl import logging
 from trainer.checkpoints import arrays, fencing, history, layout, manifest, structure
 from trainer.checkpoints.layout import StepName
 from trainer.checkpoints.manifest import Manifest
-from trainer.checkpoints.session import CheckpointError, Deadline, Session
+from trainer.checkpoints.session import CheckpointError, Deadline, NoWholeStepError, Session
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ def restore(session: Session, wanted: Wanted, *, tag: str) -> Restored | None:
 
     Raises:
       ValueError: a leaf without a sharding, or a tree that does not fit; no such step.
-      CheckpointError: the step asked for, or each one there is, is damaged.
+      NoWholeStepError: the step asked for, or each one there is, is damaged.
     """
     structure.check_shardings(wanted.state)
     offers = _offers(session, wanted.step) if session.rank == 0 else iter(())
@@ -100,7 +100,7 @@ def restore(session: Session, wanted: Wanted, *, tag: str) -> Restored | None:
             history.set_aside(session.root, found.name, reason=outcome, attempt=session.attempt)
     if failures:
         lines = "\n  ".join(failures)
-        raise CheckpointError(f"No step of {session.root.url} can be restored:\n  {lines}")
+        raise NoWholeStepError(f"No step of {session.root.url} can be restored:\n  {lines}")
     return None
 
 
@@ -127,6 +127,14 @@ def _offers(session: Session, step: int | None) -> Iterator[str]:
     if session.attempt is not None:
         fencing.check_newest(session.root, session.attempt)
     seen = history.look(session.root, seal)
+    for name in history.without_manifest(session.root, seen):
+        logging.warning(
+            "%s: step %s is not used: %s is missing, because its save did not end or the file was "
+            "removed since.",
+            session.root.url,
+            name,
+            layout.MANIFEST,
+        )
     for name, reason in seen.broken.items():
         if step in (None, name.step):
             history.set_aside(session.root, name, reason=reason, attempt=session.attempt)

@@ -23,7 +23,7 @@ from trainer.checkpoints.arrays import Writing
 from trainer.checkpoints.layout import StepName
 from trainer.checkpoints.manifest import FileRecord, Manifest
 from trainer.checkpoints.root import Root
-from trainer.checkpoints.session import CheckpointError, Deadline, Session, merge
+from trainer.checkpoints.session import CheckpointError, Deadline, DiskFullError, Session, merge
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -107,19 +107,29 @@ def _commit(
     if verdict.get("fenced"):
         raise fencing.FencedError(verdict["fault"])
     if verdict["fault"]:
-        raise CheckpointError(f"Step {job.name} was not written: {verdict['fault']}")
+        raise not_written(job.name, verdict["fault"])
     return manifest.decode(verdict["manifest"].encode())
 
 
 def explain(error: BaseException, path: pathlib.Path) -> str:
     """An error in words, with the free space where a full disk is the reason."""
     text = f"{type(error).__name__}: {error}"
-    if "No space left on device" not in text and "Disk quota exceeded" not in text:
+    if not _says_full(text):
         return text
     while not path.exists():
         path = path.parent
     free = shutil.disk_usage(path).free
     return f"the disk of {path} is full ({free:,} bytes free); free some and restart. {text}"
+
+
+def not_written(name: StepName, reason: str) -> CheckpointError:
+    """The error to raise for a step, by what `explain` said on any process."""
+    kind = DiskFullError if _says_full(reason) else CheckpointError
+    return kind(f"Step {name} was not written: {reason}")
+
+
+def _says_full(text: str) -> bool:
+    return "No space left on device" in text or "Disk quota exceeded" in text
 
 
 def _own_records(

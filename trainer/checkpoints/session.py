@@ -16,6 +16,7 @@ import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
+from launch.contract import ExitCode
 from trainer.checkpoints import manifest
 from trainer.checkpoints.layout import StepName
 from trainer.checkpoints.manifest import FileRecord, Manifest
@@ -29,6 +30,18 @@ _ARRAY_PIECE = re.compile(r"(?:^|/)c(?:/|$)")
 
 class CheckpointError(RuntimeError):
     """A step could not be written, or none could be read."""
+
+
+class DiskFullError(CheckpointError):
+    """There was no room for a step; trying again helps only when a person has made some."""
+
+    exit_code = ExitCode.HOLD
+
+
+class NoWholeStepError(CheckpointError):
+    """There are steps, and each one is damaged; a person decides what to go on from."""
+
+    exit_code = ExitCode.HOLD
 
 
 @dataclasses.dataclass

@@ -186,7 +186,7 @@ class CheckpointStore:
         if error is not None:
             path = self._session.directory(pending.name)
             reason = saving.explain(error, path)
-            raise CheckpointError(f"Step {pending.name} was not written: {reason}") from error
+            raise saving.not_written(pending.name, reason) from error
         self._newest = pending.name
 
     def close(self) -> None:
@@ -239,7 +239,7 @@ class CheckpointStore:
             )
         except (OSError, ValueError) as error:
             reason = saving.explain(error, directory)
-            raise CheckpointError(f"Step {name} was not written: {reason}") from error
+            raise saving.not_written(name, reason) from error
 
     def _finish(self, job: saving.Job, writing: arrays.Writing, stop: threading.Event) -> None:
         """In the background: commits one step, then lets the janitor look."""

@@ -71,8 +71,8 @@ def test_each_kind_of_damage_is_named_set_aside_and_walked_past(
     assert {f for f in step.rglob("*") if f.is_file()} == files, "never deleted"
 
 
-def test_a_step_that_lost_its_manifest_before_it_was_accepted_is_not_deleted(
-    run_dir: Root, tmp_path: pathlib.Path
+def test_a_step_that_lost_its_manifest_before_it_was_accepted_is_named_and_not_deleted(
+    run_dir: Root, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     states.saved(run_dir, 10, 20)
     (tmp_path / "run/checkpoints/20.a1/MANIFEST.json").unlink()
@@ -82,6 +82,7 @@ def test_a_step_that_lost_its_manifest_before_it_was_accepted_is_not_deleted(
     assert restored is not None
     assert restored.step == 10
     assert (tmp_path / "run/checkpoints/20.a1/data.json").exists()
+    assert "step 20.a1 is not used: MANIFEST.json is missing" in caplog.text
 
 
 def test_two_bad_steps_in_a_row_are_walked_past(run_dir: Root, tmp_path: pathlib.Path) -> None:

@@ -1,0 +1,133 @@
+"""Who may import whom, read from the source (STYLE, "Layers"); and what starting up may load."""
+
+import ast
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+REPOSITORY = pathlib.Path(__file__).parents[1]
+PACKAGES = ("trainer", "models", "partitioning", "input_pipeline", "launch", "benchmarks")
+ALLOWED = {
+    "trainer": {"models", "input_pipeline", "partitioning"},
+    "models": {"partitioning"},
+    "partitioning": set(),
+    "input_pipeline": set(),
+    "launch": set(),
+    "benchmarks": {"trainer", "models", "partitioning", "input_pipeline"},
+}
+CONTRACT = {"launch.contract", "launch.exit_codes", "launch.records"}
+"""Importable by all, and importing the standard library only."""
+
+CONFIGURATION = (
+    "models/decoder_config.py",
+    "partitioning/mesh_config.py",
+    "input_pipeline/data_config.py",
+    "trainer/run_config.py",
+    "trainer/optimizer_config.py",
+    "trainer/config_registry.py",
+)
+HEAVY = ("jax", "jaxlib", "flax", "optax", "orbax", "grain", "tensorstore", "tensorflow", "torch")
+
+
+def imported(path: pathlib.Path) -> set[str]:
+    """Modules that a file names in imports, wherever in it they stand."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            assert node.module is not None
+            found.add(node.module)
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def offences(path: pathlib.Path, package: str) -> list[str]:
+    """Imports of a file that the arrows do not permit."""
+    wrong = []
+    for name in sorted(imported(path)):
+        target = name.split(".")[0]
+        if target not in PACKAGES or target == package or target in ALLOWED[package]:
+            continue
+        contract = name == "launch" or any(
+            name == module or name.startswith(f"{module}.") for module in CONTRACT
+        )
+        if not contract:
+            wrong.append(f"{path.relative_to(REPOSITORY)} imports {name}")
+    return wrong
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_imports_follow_the_arrows(package: str) -> None:
+    files = sorted((REPOSITORY / package).rglob("*.py"))
+    assert files
+    assert [line for path in files for line in offences(path, package)] == []
+
+
+def test_an_arrow_against_the_layers_is_found(tmp_path: pathlib.Path) -> None:
+    path = REPOSITORY / "models" / "decoder_config.py"
+    names = {"partitioning.mesh", "trainer.loop", "launch.contract", "launch.main", "json"}
+    source = tmp_path / "wrong.py"
+    source.write_text("def late():\n" + "".join(f"    import {name}\n" for name in sorted(names)))
+    assert imported(source) == names
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules[__name__], "imported", lambda _: names)
+        assert offences(path, "models") == [
+            "models/decoder_config.py imports launch.main",
+            "models/decoder_config.py imports trainer.loop",
+        ]
+
+
+def test_the_contract_imports_the_standard_library_only() -> None:
+    for module in CONTRACT:
+        path = REPOSITORY / f"{module.replace('.', '/')}.py"
+        foreign = {name.split(".")[0] for name in imported(path)} - set(sys.stdlib_module_names)
+        assert foreign <= {"launch"}, f"{path}: {foreign}"
+
+
+def loaded_by(statement: str) -> set[str]:
+    """Heavy packages that a fresh process has loaded after a statement."""
+    program = f"import sys\n{statement}\nprint(*(set(sys.modules) & set({HEAVY!r})))"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return set(done.stdout.splitlines()[-1].split())
+
+
+def test_configuration_modules_load_no_jax() -> None:
+    modules = [path.removesuffix(".py").replace("/", ".") for path in CONFIGURATION]
+    assert loaded_by(f"import {', '.join(modules)}") == set()
+
+
+def test_importing_the_trainer_loads_no_jax() -> None:
+    assert loaded_by("import trainer, trainer.main") == set()
+
+
+@pytest.mark.parametrize("flag", ["--help", "--version", "--print_config"])
+def test_answers_of_the_front_door_load_no_jax(flag: str) -> None:
+    gin = "--gin_file=configs/runs/quickstart.gin"
+    statement = (
+        "import os, runpy\n"
+        "leave = lambda *_: (print(), print(*(set(sys.modules) & set(HEAVY))), "
+        "sys.stdout.flush(), os.kill(os.getpid(), 9))\n"
+        "os._exit = sys.exit = leave\n"
+        f"HEAVY = {HEAVY!r}\n"
+        f"sys.argv = ['trainer.main', '{flag}', '{gin}']\n"
+        "runpy.run_module('trainer.main', run_name='__main__')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys\n{statement}"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == -9, done.stderr
+    assert done.stdout.splitlines()[-1] == "", done.stdout

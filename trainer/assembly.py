@@ -1,0 +1,171 @@
+"""What training and evaluating have in common: program, shardings, data, and the command line.
+
+What cannot work is refused here, before anything is compiled, as a UserError with the exit code
+that the launcher knows.
+"""
+
+import contextlib
+import dataclasses
+import errno
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+from jax.sharding import Mesh, NamedSharding
+
+from input_pipeline.dataset import Dataset, build_dataset
+from input_pipeline.evaluation import EvaluationBatches
+from input_pipeline.placement import local_rows
+from launch.contract import ExitCode
+from partitioning.mesh import build_mesh
+from trainer.distributed import Participant
+from trainer.endings import user_error
+from trainer.program import Program, build_program, build_task
+from trainer.run_config import LanguageModel, RunConfig
+from trainer.run_directory import Request
+from trainer.startup import StartupClock
+from trainer.state import abstract_state
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """What the command line says about this process.
+
+    Attributes:
+      run_dir: where the run lives.
+      cache_dir: prepared data and compiled programs, shared by runs.
+      request: how an existing directory is treated.
+      checkpoint: step to evaluate; None takes the newest.
+      profile_steps: first and last step to trace, or None.
+      clock: accounts for the time until the first step.
+    """
+
+    run_dir: str
+    cache_dir: pathlib.Path
+    request: Request
+    checkpoint: int | None = None
+    profile_steps: tuple[int, int] | None = None
+    clock: StartupClock = dataclasses.field(default_factory=StartupClock.of_this_process)
+
+
+@dataclasses.dataclass(kw_only=True)
+class Setup:
+    """What training and evaluating have in common.
+
+    Attributes:
+      config: the run's configuration.
+      options: the command line's.
+      participant: this process among the others.
+      data: training split.
+      held_out: evaluation split.
+      program: fixed parts.
+      shardings: where each array of a batch goes.
+    """
+
+    config: RunConfig
+    options: Options
+    participant: Participant
+    data: Dataset
+    held_out: Dataset
+    program: Program
+    shardings: dict[str, NamedSharding]
+
+    @property
+    def rows(self) -> Any:
+        """Rows of the global batch that this process's devices hold."""
+        return local_rows(next(iter(self.shardings.values())), self.config.data.global_batch)
+
+    def evaluation_batches(self) -> EvaluationBatches:
+        """Returns the held-out batches."""
+        return EvaluationBatches(
+            self.held_out,
+            batch=self.config.data.global_batch,
+            rows=self.rows,
+            max_batches=self.config.evaluation.max_batches,
+        )
+
+    def say(self, text: str) -> None:
+        """Prints on process 0."""
+        if self.participant.rank == 0:
+            print(text, flush=True)  # noqa: T201 - the console is this program's face
+
+
+def assemble(config: RunConfig) -> tuple[Program, dict[str, NamedSharding]]:
+    """Returns the program and where batches go.
+
+    Raises:
+      UserError: mesh, rules, model, schedule and batch do not fit together.
+    """
+    with user_error(ExitCode.CONFIGURATION):
+        mesh = build_mesh(config.mesh)
+        check_batch(config, mesh=mesh)
+        task = build_task(config.task)
+        program = build_program(config, task=task, mesh=mesh)
+        abstract_state(program)
+        spec = task.batch_spec(rows=config.data.global_batch, length=config.data.sequence_length)
+        shardings = {
+            name: program.shard.sharding(s.axes, shape=s.shape) for name, s in spec.items()
+        }
+    return program, shardings
+
+
+def with_data(
+    program: Program,
+    shardings: dict[str, NamedSharding],
+    config: RunConfig,
+    *,
+    options: Options,
+    participant: Participant,
+) -> Setup:
+    """Adds the data, prepared if need be, and a task that knows the dataset's tokens.
+
+    Raises:
+      UserError: the data is missing or does not fit the configuration, or the model's vocabulary
+        is too small.
+    """
+    with user_error(ExitCode.DATA), _cache_errors(options.cache_dir):
+        data, held_out = (
+            build_dataset(config.data, split=split, cache_dir=options.cache_dir)
+            for split in ("train", "held_out")
+        )
+    if isinstance(config.task, LanguageModel):
+        with user_error(ExitCode.CONFIGURATION):
+            data.check_vocabulary(config.task.model.vocab_size)
+    sizes = None if data.token_bytes is None else tuple(data.token_bytes.tolist())
+    return Setup(
+        config=config,
+        options=options,
+        participant=participant,
+        data=data,
+        held_out=held_out,
+        program=dataclasses.replace(program, task=build_task(config.task, token_bytes=sizes)),
+        shardings=shardings,
+    )
+
+
+@contextlib.contextmanager
+def _cache_errors(cache_dir: pathlib.Path) -> Iterator[None]:
+    """Says what to do where prepared data cannot be kept."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
+            raise
+        raise ValueError(
+            f"The data cannot be prepared: {error}. Prepared data is kept in "
+            f"--cache_dir={cache_dir}; take one that can be written."
+        ) from error
+
+
+def check_batch(config: RunConfig, *, mesh: Mesh) -> None:
+    """Raises ValueError if the batch does not divide over mesh and microbatches."""
+    ways = mesh.shape["data"] * mesh.shape["fsdp"] * mesh.shape["expert"]
+    parts = ways * config.train.microbatches
+    batch = config.data.global_batch
+    if batch % parts:
+        near = max(batch // parts, 1) * parts
+        raise ValueError(
+            f"DataConfig.global_batch={batch} does not divide over data x fsdp x expert = {ways} "
+            f"and TrainConfig.microbatches={config.train.microbatches}; it must be a multiple of "
+            f"{parts}, for example {near}."
+        )

@@ -1,0 +1,68 @@
+"""Names of leaves: a tree of arrays as paths such as ``stacks/pattern/blocks/0/mlp/up/kernel``.
+
+Frozen parameters are taken out of a tree, and put back, by patterns of these paths.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+Tree = Any
+
+
+def path_of(path: tuple[Any, ...]) -> str:
+    """Returns a tree path as text, its keys joined by slashes."""
+    return "/".join(_name(key) for key in path)
+
+
+def nest(flat: Mapping[str, Any]) -> Tree:
+    """Turns ``{"a/b": x}`` into ``{"a": {"b": x}}``."""
+    tree: dict[str, Any] = {}
+    for path, leaf in flat.items():
+        *parents, last = path.split("/")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = leaf
+    return tree
+
+
+def split_frozen(
+    parameters: Tree,
+    frozen: tuple[str, ...],
+    *,
+    is_leaf: Callable[[Any], bool] | None = None,
+) -> tuple[Tree, Tree]:
+    """Splits a nested dict into (trainable, frozen) by patterns of paths.
+
+    Raises:
+      ValueError: a pattern matches no parameter.
+    """
+    if not frozen:
+        return parameters, {}
+    named = jax.tree.leaves_with_path(parameters, is_leaf=is_leaf)
+    leaves = {path_of(path): leaf for path, leaf in named}
+    for pattern in frozen:
+        if not any(re.search(pattern, path) for path in leaves):
+            raise ValueError(f"TrainConfig.frozen: {pattern!r} matches no parameter path.")
+    fixed = {path for path in leaves if any(re.search(pattern, path) for pattern in frozen)}
+    parts = ({p: v for p, v in leaves.items() if (p in fixed) == kept} for kept in (False, True))
+    trainable, kept = (nest(part) for part in parts)
+    return trainable, kept
+
+
+def merge_frozen(trainable: Tree, frozen: Tree) -> Tree:
+    """Undoes ``split_frozen``."""
+    if not frozen:
+        return trainable
+    parts = (*jax.tree.leaves_with_path(trainable), *jax.tree.leaves_with_path(frozen))
+    return nest({path_of(path): leaf for path, leaf in parts})
+
+
+def _name(key: Any) -> str:
+    for attribute in ("key", "name", "idx"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key)
