@@ -277,3 +277,20 @@ def test_an_optimizer_without_a_transformation_is_named():
 
     with pytest.raises(TypeError, match="No optimizer for OptimizerConfig"):
         build_optimizer(OptimizerConfig(), axes=nest(AXES))
+
+
+def test_an_optimizer_of_another_project_registers_its_direction():
+    import dataclasses
+
+    from trainer.optimizer_config import OptimizerConfig
+    from trainer.optimizers import direction
+
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Sign(OptimizerConfig):
+        """Follows the sign of the gradient."""
+
+    @direction.register
+    def _(config: Sign, axes: Any) -> optax.GradientTransformation:
+        return optax.scale_by_sign()
+
+    assert_same(ours(Sign(weight_decay=0.1)), by_hand(lambda g, *_: np.sign(g), decay=0.1))

@@ -206,10 +206,11 @@ def test_start_up_warns_of_it(caplog):
         config = programs.load()
         directory = type("Directory", (), {"attempt": 1, "changes": ()})
         say = said.append
+        start_step = 0
 
     Run.program = program
     with caplog.at_level(logging.WARNING):
-        trainer_run.describe_run(Run, mesh=program.mesh)
+        trainer_run.describe_run(Run)
     assert "of the parameter bytes are replicated on every device" in caplog.text
     assert "stacks/pattern/blocks/0/mlp/up/kernel" in said[0]
 
