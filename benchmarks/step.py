@@ -164,6 +164,7 @@ def measure() -> dict[str, Any]:
     result: dict[str, Any] = {"work": dataclasses.asdict(work), "rounds": rounds}
     if "steps" in _PARTS.value:
         for group in GROUPS:
+            _say(f"{group.dtype}, {'scanned' if group.scanned else 'unrolled'}")
             sized = dataclasses.replace(work, dtype=group.dtype)
             measured = measure_group(group, work=sized, rounds=rounds, steps=_STEPS.value)
             result |= compare(measured, suffix=group.suffix)
@@ -172,12 +173,18 @@ def measure() -> dict[str, Any]:
         # A vocabulary smaller than the tokenizer's is for the compiled steps alone.
         real = dataclasses.replace(work, vocab=max(work.vocab, 4096))
         if "start" in _PARTS.value:
+            _say("starts")
             result["start"] = measure_starts(
                 pathlib.Path(folder), work=real, rounds=1 if _QUICK.value else 3
             )
         if "run" in _PARTS.value:
+            _say("a real run")
             result["run"] = measure_run(pathlib.Path(folder), work=real, steps=real_steps)
     return result
+
+
+def _say(what: str) -> None:
+    print(f"measuring: {what}", file=sys.stderr, flush=True)
 
 
 def main(arguments: list[str]) -> None:

@@ -21,6 +21,7 @@ from launch.contract import Environment, ExitCode, Phase, Progress, RankExit
 from trainer import endings
 from trainer.checkpoints.root import Root
 from trainer.coordination import Alone, Coordination, Joined, PeersMissingError
+from trainer.lifeline import Lifeline
 from trainer.preemption import Preemption
 
 INITIALIZATION_S = 300
@@ -88,6 +89,9 @@ class Participant:
         self._joined = True
         self.preemption.connect(self.coordination)
         threading.Thread(target=self._hear_of_failures, daemon=True, name="failures").start()
+        if self.environment is not None:
+            host = self.environment.coordinator.rpartition(":")[0].strip("[]")
+            Lifeline(self.coordination, host=host, lost=self._leave_on_death)
 
     def before_leaving(self, act: Callable[[], None]) -> None:
         """Has ``act`` called before this process leaves, however it leaves; the last one first.
@@ -160,6 +164,20 @@ class Participant:
         message = f"rank {told['rank']} ended first: {told['cause']}: {told['message']}"
         ending = self._ending(code, cause=_HEARD_OF, message=message, cascade=True)
         self._leave(ending, last=f"Leaving because {message}")
+
+    def _leave_on_death(self, rank: int) -> None:
+        """Leaves because the connection to another process has ended, unless that was told."""
+        # Where it was told, the thread that listens for that leaves with the better message. Rank
+        # 0 waits until all others have heard; and once it is gone, jax soon aborts this process.
+        with contextlib.suppress(PeersMissingError):
+            if rank != 0:
+                self.coordination.get("end/first", timeout_s=_HEARD_S)
+                return
+        self._enter_leaving()
+        message = f"rank {rank} is gone without a word"
+        code = ExitCode.INFRASTRUCTURE
+        ending = self._ending(code, cause="PeerLostError", message=message, cascade=True)
+        self._leave(ending, last=f"Leaving because {message}.")
 
     def _enter_leaving(self) -> None:
         """Whoever comes first leaves; a later thread waits here for the end of the process."""

@@ -230,6 +230,27 @@ def test_a_killed_process_ends_its_survivor_with_infrastructure(start):
 
 
 @pytest.mark.slow
+def test_rank_0_notices_a_killed_peer_outside_of_collectives_and_leaves_its_record(start):
+    gang = start("before_first_step", 2)
+    for rank in (0, 1):
+        gang.wait_for(rank, "waiting")
+    gang.processes[1].kill()
+    assert gang.codes() == [85, -9]
+    ending = gang.ending(0)
+    assert (ending.cascade, ending.message) == (True, "rank 1 is gone without a word")
+
+
+@pytest.mark.slow
+def test_the_death_of_rank_0_ends_the_others(start):
+    """jax aborts them when its service is gone, which may come before their own record."""
+    gang = start("before_first_step", 2)
+    for rank in (0, 1):
+        gang.wait_for(rank, "waiting")
+    gang.processes[0].kill()
+    assert gang.codes()[1] in (85, -signal.SIGABRT)
+
+
+@pytest.mark.slow
 def test_a_barrier_of_jaxs_service_names_who_did_not_come(start):
     gang = start("missing_1", 2)
     assert gang.codes() == [85, 85]
