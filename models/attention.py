@@ -8,7 +8,7 @@ R query heads per key/value head, K head_dim.
 """
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -53,6 +53,26 @@ class KeyValueCache:
     values: jax.Array
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Decoding:
+    """Continues from the keys and values of earlier tokens.
+
+    Attributes:
+      caches: of one attention layer a KeyValueCache, of a stack or decoder dicts of them.
+      index: slot of the first new key.
+      tokens: where the tokens of all S slots stand; the causal mask hides slots still empty.
+    """
+
+    caches: Any
+    index: jax.Array | int
+    tokens: Tokens
+
+    def of(self, caches: Any) -> "Decoding":
+        """Returns the same with other caches, such as those of one layer."""
+        return dataclasses.replace(self, caches=caches)
+
+
 class Attention(nnx.Module):
     """Grouped-query attention (Ainslie et al., 2023) with rotary positions."""
 
@@ -82,9 +102,7 @@ class Attention(nnx.Module):
         tokens: Tokens,
         *,
         ctx: Context,
-        cache: KeyValueCache | None = None,
-        cache_index: jax.Array | int = 0,
-        key_tokens: Tokens | None = None,
+        decoding: Decoding | None = None,
         memory_BSD: jax.Array | None = None,
     ) -> tuple[jax.Array, KeyValueCache | None]:
         """Attends from ``x`` to itself, to a cache, or to ``memory``.
@@ -93,9 +111,7 @@ class Attention(nnx.Module):
           x_BTD: queries' inputs.
           tokens: where the queries stand.
           ctx: sharding and randomness.
-          cache: keys and values so far; the new ones are written at ``cache_index`` onwards.
-          cache_index: slot of the first new key.
-          key_tokens: where all keys stand, when they are not the queries' own.
+          decoding: keys and values so far; None where all keys are the queries' own.
           memory_BSD: inputs of keys and values in cross-attention (no rotary positions, no
             causal mask).
 
@@ -113,14 +129,13 @@ class Attention(nnx.Module):
             tables = rope_tables(tokens.positions, np.asarray(self.rope))
             q_BTHK, k_BSGK = apply_rope(q_BTHK, tables), apply_rope(k_BSGK, tables)
         q_BTHK = ctx.shard(q_BTHK, "act_batch", "act_length", "act_heads", None)
-        if cache is not None:
-            cache = _extend(cache, keys=k_BSGK, values=v_BSGK, index=cache_index)
+        keys_at, cache = tokens, None
+        if decoding is not None:
+            keys_at, cache = decoding.tokens, _extend(decoding, keys=k_BSGK, values=v_BSGK)
             k_BSGK, v_BSGK = cache.keys, cache.values
         k_BSGK = ctx.shard(k_BSGK, "act_batch", "act_kv_length", "act_kv_heads", None)
         v_BSGK = ctx.shard(v_BSGK, "act_batch", "act_kv_length", "act_kv_heads", None)
-        mask_BTS = attention_mask(
-            tokens, key_tokens or tokens, causal=not cross, window=self.window
-        )
+        mask_BTS = attention_mask(tokens, keys_at, causal=not cross, window=self.window)
         y_BTHK = attend(
             q_BTHK, k_BSGK, v_BSGK, mask_BTS, cap=self.cap, implementation=self.implementation
         )
@@ -210,10 +225,10 @@ def _attend_xla(
     return jnp.einsum(mix, weights, v_BSGK).reshape(B, T, H, K)
 
 
-def _extend(
-    cache: KeyValueCache, *, keys: jax.Array, values: jax.Array, index: jax.Array | int
-) -> KeyValueCache:
+def _extend(decoding: Decoding, *, keys: jax.Array, values: jax.Array) -> KeyValueCache:
     def write(old: jax.Array, new: jax.Array) -> jax.Array:
-        return jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), index, axis=1)
+        new = new.astype(old.dtype)
+        return jax.lax.dynamic_update_slice_in_dim(old, new, decoding.index, axis=1)
 
+    cache = decoding.caches
     return KeyValueCache(keys=write(cache.keys, keys), values=write(cache.values, values))

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from models.attention import KeyValueCache, Tokens
+from models.attention import Decoding, KeyValueCache, Tokens
 from models.context import Context
 from models.decoder_config import DecoderConfig
 from models.layers import Dense, RMSNorm, matmul, normal_parameter, soft_cap, wide
@@ -51,9 +51,7 @@ class Decoder(nnx.Module):
         tokens: Tokens,
         *,
         ctx: Context,
-        caches: dict[str, Caches] | None = None,
-        cache_index: jax.Array | int = 0,
-        key_tokens: Tokens | None = None,
+        decoding: Decoding | None = None,
     ) -> tuple[jax.Array, dict[str, Caches] | None]:
         """Runs all blocks.
 
@@ -61,9 +59,7 @@ class Decoder(nnx.Module):
           inputs_BT: int32 token ids.
           tokens: positions and segments of the inputs.
           ctx: sharding and randomness.
-          caches: see ``empty_caches``; None without decoding.
-          cache_index: slot of the first new key.
-          key_tokens: positions and segments of all cache slots.
+          decoding: continues from ``empty_caches`` or what an earlier call returned.
 
         Returns:
           final hidden states [B, T, D] and the extended caches.
@@ -81,14 +77,12 @@ class Decoder(nnx.Module):
                 x_BTD,
                 tokens,
                 ctx=ctx,
-                caches=None if caches is None else caches[name],
-                cache_index=cache_index,
-                key_tokens=key_tokens,
+                decoding=decoding.of(decoding.caches[name]) if decoding else None,
             )
             if cache is not None:
                 extended[name] = cache
         hidden_BTD = ctx.shard(self.final_norm(x_BTD), *INSIDE)
-        return hidden_BTD, (extended if caches is not None else None)
+        return hidden_BTD, (extended if decoding else None)
 
     def logits(self, hidden_BTD: jax.Array, ctx: Context) -> jax.Array:
         """[B, T, D] -> [B, T, V], float32 at least."""

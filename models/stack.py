@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from models.attention import Attention, KeyValueCache, Tokens
+from models.attention import Attention, Decoding, KeyValueCache, Tokens
 from models.context import Context, dropout
 from models.decoder_config import SAVEABLE, DecoderConfig
 from models.layers import FeedForward, RMSNorm
@@ -47,15 +47,11 @@ class DecoderBlock(nnx.Module):
         tokens: Tokens,
         *,
         ctx: Context,
-        cache: KeyValueCache | None = None,
-        cache_index: jax.Array | int = 0,
-        key_tokens: Tokens | None = None,
+        decoding: Decoding | None = None,
     ) -> tuple[jax.Array, KeyValueCache | None]:
         """[B, T, D] -> [B, T, D] and the extended cache."""
         h = ctx.shard(self.attention_norm(x_BTD), *INSIDE)
-        h, cache = self.attention(
-            h, tokens, ctx=ctx, cache=cache, cache_index=cache_index, key_tokens=key_tokens
-        )
+        h, cache = self.attention(h, tokens, ctx=ctx, decoding=decoding)
         x_BTD = self._add(x_BTD, h, norm=self.attention_post_norm, site=0, ctx=ctx)
         h = self.mlp(ctx.shard(self.mlp_norm(x_BTD), *INSIDE), ctx)
         return self._add(x_BTD, h, norm=self.mlp_post_norm, site=1, ctx=ctx), cache
@@ -114,9 +110,7 @@ class Stack(nnx.Module):
         tokens: Tokens,
         *,
         ctx: Context,
-        caches: Caches | None = None,
-        cache_index: jax.Array | int = 0,
-        key_tokens: Tokens | None = None,
+        decoding: Decoding | None = None,
     ) -> tuple[jax.Array, Caches | None]:
         """Runs every block.
 
@@ -124,14 +118,13 @@ class Stack(nnx.Module):
           x_BTD: residual stream.
           tokens: where the inputs stand.
           ctx: sharding and randomness.
-          caches: position in the pattern -> cache with a leading L; None without decoding.
-          cache_index: slot of the first new key.
-          key_tokens: where all cache slots stand.
+          decoding: caches by position in the pattern, each with a leading L.
 
         Returns:
           [B, T, D] and the extended caches.
         """
         graph, stacked = nnx.split(self.blocks)
+        caches = None if decoding is None else decoding.caches
 
         def repeat(
             x: jax.Array, number: jax.Array | int, parameters: Any, caches: Caches | None
@@ -145,9 +138,7 @@ class Stack(nnx.Module):
                     x,
                     tokens,
                     ctx=ctx.at_layer(layer),
-                    cache=None if caches is None else caches[name],
-                    cache_index=cache_index,
-                    key_tokens=key_tokens,
+                    decoding=decoding.of(caches[name]) if decoding and caches else None,
                 )
                 if cache is not None:
                     extended[name] = cache

@@ -121,7 +121,7 @@ def _choose(
         elif size % factor:
             refused.append(f"{candidate!r}: {size} is not a multiple of {factor}")
         else:
-            note = f"{name}.{logical} -> {candidate!r} ({'; '.join(refused)})" if refused else None
+            note = f"{logical} -> {candidate!r} ({'; '.join(refused)})" if refused else None
             return parts, note
     raise ValueError(
         f"{name}: no candidate of the rule for {logical!r} fits its size {size}: "

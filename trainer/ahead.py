@@ -8,8 +8,6 @@ import concurrent.futures
 import time
 from typing import Any
 
-import jax
-
 
 class CompiledAhead:
     """A jitted function whose first call finds it compiled.
@@ -20,8 +18,13 @@ class CompiledAhead:
       wait_s: seconds that the first call waited for both.
     """
 
-    def __init__(self, function: jax.stages.Wrapped, *arguments: Any) -> None:
-        """Starts at once; ``arguments`` are trees of ShapeDtypeStructs with shardings."""
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        """Starts at once.
+
+        Args:
+          function: what ``jax.jit`` returned.
+          *arguments: trees of ShapeDtypeStructs with shardings, laid out as the first call's.
+        """
         self.trace_s = self.compile_s = self.wait_s = 0.0
         self._function = function
         pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="compile")

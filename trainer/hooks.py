@@ -41,6 +41,7 @@ class Recorder:
         self._paused = 0.0
         self._blocked = 0.0
         self.totals = {"steps": 0, "seconds": 0.0, "tokens": 0.0, "data_wait": 0.0, "save": 0.0}
+        self.totals["metrics"] = 0.0
 
     def reported(self, result: StepResult) -> None:
         """Writes the row of a step."""
@@ -71,12 +72,13 @@ class Recorder:
         self._count(seconds, weight, result.wait_s)
         self._blocked = 0.0
         self._participant.progress(Phase.STEP, step=result.step)
+        self.totals["metrics"] += time.perf_counter() - now
 
     def _count(self, seconds: float, tokens: float, wait: float) -> None:
         self.totals["save"] += self._blocked
-        self.totals["data_wait"] += wait
         # The first step of an attempt compiles; it would hide the pace of all others.
         if self.totals["steps"]:
+            self.totals["data_wait"] += wait
             self.totals["seconds"] += seconds
             self.totals["tokens"] += tokens
         self.totals["steps"] += 1

@@ -223,6 +223,7 @@ def _summarize(run: Run, recorder: Recorder, scores: Scores) -> dict[str, Any]:
         "attempt": run.directory.attempt,
         "tokens_per_second": totals["tokens"] / seconds if seconds else None,
         "data_wait_share": totals["data_wait"] / seconds if seconds else None,
+        "metrics_share": totals["metrics"] / seconds if seconds else None,
         "checkpoint_blocked_share": totals["save"] / seconds if seconds else None,
         **{f"eval_{name}": value for name, value in scores.items()},
     }

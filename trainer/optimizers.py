@@ -86,7 +86,7 @@ def build_optimizer(config: OptimizerConfig, *, axes: Any) -> optax.GradientTran
                 f"paths look like {paths[0]!r}."
             )
     parts = [
-        _direction(config, axes),
+        direction(config, axes),
         _decay(config),
         *([_group_rates(config)] if config.groups else []),
     ]
@@ -94,26 +94,38 @@ def build_optimizer(config: OptimizerConfig, *, axes: Any) -> optax.GradientTran
 
 
 @functools.singledispatch
-def _direction(config: OptimizerConfig, axes: Any) -> optax.GradientTransformation:
-    raise TypeError(f"No optimizer for {type(config).__name__}; register one in optimizers.py.")
+def direction(config: OptimizerConfig, axes: Any) -> optax.GradientTransformation:
+    """Returns gradients -> direction; ``@direction.register`` adds another optimizer.
+
+    Args:
+      config: which optimizer; its class decides.
+      axes: see ``build_optimizer``.
+
+    Raises:
+      TypeError: no transformation is registered for the class.
+    """
+    raise TypeError(
+        f"No optimizer for {type(config).__name__}; write one and decorate its builder with "
+        "@trainer.optimizers.direction.register."
+    )
 
 
-@_direction.register
+@direction.register
 def _(config: AdamW, axes: Any) -> optax.GradientTransformation:
     return optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps)
 
 
-@_direction.register
+@direction.register
 def _(config: Lion, axes: Any) -> optax.GradientTransformation:
     return optax.scale_by_lion(b1=config.b1, b2=config.b2)
 
 
-@_direction.register
+@direction.register
 def _(config: SGD, axes: Any) -> optax.GradientTransformation:
     return optax.trace(decay=config.momentum) if config.momentum else optax.identity()
 
 
-@_direction.register
+@direction.register
 def _(config: Adafactor, axes: Any) -> optax.GradientTransformation:
     return optax.chain(
         optax.scale_by_factored_rms(
@@ -123,7 +135,7 @@ def _(config: Adafactor, axes: Any) -> optax.GradientTransformation:
     )
 
 
-@_direction.register
+@direction.register
 def _(config: Muon, axes: Any) -> optax.GradientTransformation:
     def dimensions(updates: Any) -> Any:
         # The partition below hides the other group's leaves behind MaskedNode.

@@ -1,6 +1,7 @@
 """A run's fixed parts, built once: task, mesh, rules, optimizer and the names of dimensions."""
 
 import dataclasses
+import functools
 
 import jax
 import optax
@@ -44,11 +45,26 @@ class Program:
     axes: dict[str, tuple[tuple[str, ...], tuple[int, ...]]]
 
 
+@functools.singledispatch
 def build_task(config: TaskConfig, *, token_bytes: tuple[int, ...] | None = None) -> Task:
-    """Returns the task of ``config``; ``token_bytes`` is [V], for bits per byte."""
-    if isinstance(config, LanguageModel):
-        return LanguageModelTask(config, token_bytes)
-    raise TypeError(f"No task for {type(config).__name__}.")
+    """Returns the task of ``config``; ``@build_task.register`` adds one for another config class.
+
+    Args:
+      config: which task; its class decides.
+      token_bytes: [V] bytes of each token, for bits per byte; None leaves them out.
+
+    Raises:
+      TypeError: no task is registered for the class.
+    """
+    raise TypeError(
+        f"No task for {type(config).__name__}; write one and decorate its builder with "
+        "@trainer.program.build_task.register."
+    )
+
+
+@build_task.register
+def _(config: LanguageModel, *, token_bytes: tuple[int, ...] | None = None) -> Task:
+    return LanguageModelTask(config, token_bytes)
 
 
 def build_program(run: RunConfig, *, task: Task, mesh: Mesh) -> Program:

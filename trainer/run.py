@@ -5,6 +5,7 @@ the exit code that the launcher knows.
 """
 
 import dataclasses
+import math
 
 import jax
 from absl import logging
@@ -25,7 +26,6 @@ from trainer.config import LoadedConfig
 from trainer.distributed import Participant
 from trainer.endings import UserError, user_error
 from trainer.optimizers import build_schedule
-from trainer.paths import path_of
 from trainer.run_directory import RunDirectory, check_readable, open_run
 from trainer.state import (
     MODEL,
@@ -33,6 +33,7 @@ from trainer.state import (
     abstract_state,
     from_portable,
     init_state,
+    parameter_rows,
     to_portable,
 )
 from trainer.step import build_train_step
@@ -206,13 +207,10 @@ def _other_dataset(restored: Restored, data: Dataset) -> str:
 
 def describe_run(run: Run) -> None:
     """Prints where parameters live and where the run stands."""
-    abstract, mesh = abstract_state(run.program), run.program.mesh
-    rows = [
-        table.row_of(path_of(path), leaf)
-        for path, leaf in jax.tree.leaves_with_path(abstract.groups[MODEL].parameters)
-    ]
+    mesh = run.program.mesh
+    rows = parameter_rows(run.program)
     run.say(table.show(rows))
-    count = sum(leaf.size for leaf in jax.tree.leaves(abstract.groups[MODEL].parameters))
+    count = sum(math.prod(row.shape) for row in rows)
     run.say(
         f"{count:,} parameters; mesh {describe(mesh)}; attempt {run.directory.attempt} "
         f"from step {run.start_step}"

@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
 
-from models.attention import Tokens
+from models.attention import Decoding, Tokens
 from models.context import Context
 from models.decoder import Decoder
 from trainer.program import Program
@@ -39,7 +40,10 @@ def sample(
     """
     if count < 1:
         return np.zeros((0,), np.int32)
-    draw = jax.jit(functools.partial(_draw, program, count=count, temperature=temperature))
+    draw = jax.jit(
+        functools.partial(_draw, program, count=count, temperature=temperature),
+        out_shardings=NamedSharding(program.mesh, PartitionSpec()),
+    )
     inputs = jnp.asarray(prompt, jnp.int32)[None]
     return np.asarray(jax.device_get(draw(state, inputs, jax.random.key(seed))))
 
@@ -57,7 +61,8 @@ def _draw(
     parameters = group.parameters if group.average is None else group.average
     model = nnx.merge(program.graph, parameters, group.variables)
     assert isinstance(model, Decoder)
-    ctx = Context(shard=program.shard)
+    # Unconstrained: one row of one token divides over no mesh; the compiler follows the parameters.
+    ctx = Context()
     length = inputs.shape[1]
     slots = length + count
     places = jnp.arange(slots, dtype=jnp.int32)[None]
@@ -66,7 +71,6 @@ def _draw(
         positions = jax.lax.dynamic_slice_in_dim(places, start, size, axis=1)
         return Tokens(positions=positions, segments=jnp.ones_like(positions))
 
-    # Slots that are still empty lie in the future, where the causal mask hides them.
     every = at(0, slots)
 
     def forward(tokens: jax.Array, start: jax.Array | int, caches: Any) -> tuple[jax.Array, Any]:
@@ -74,9 +78,7 @@ def _draw(
             tokens,
             at(start, tokens.shape[1]),
             ctx=ctx,
-            caches=caches,
-            cache_index=start,
-            key_tokens=every,
+            decoding=Decoding(caches=caches, index=start, tokens=every),
         )
         return model.logits(hidden[:, -1:], ctx)[0, 0], caches
 

@@ -13,9 +13,10 @@ import optax
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
+from partitioning import table
 from partitioning.mesh import axis_sizes
 from partitioning.mesh_config import Rule
-from partitioning.rules import optimizer_rules, resolve
+from partitioning.rules import Resolution, optimizer_rules, resolve
 from trainer.paths import nest, path_of, split_frozen
 from trainer.program import Program
 
@@ -94,6 +95,15 @@ def abstract_state(program: Program) -> TrainState:
     )
 
 
+def parameter_rows(program: Program) -> list[table.Row]:
+    """Returns the printed table's rows: every parameter, with the rules that gave way."""
+    parameters = abstract_state(program).groups[MODEL].parameters
+    return [
+        table.row_of(name, leaf, note="; ".join(_resolution(name, leaf, program=program).notes))
+        for name, leaf in ((path_of(p), leaf) for p, leaf in jax.tree.leaves_with_path(parameters))
+    ]
+
+
 def shardings(state: Tree) -> Tree:
     """Returns the shardings of a (possibly abstract) state."""
     return jax.tree.map(lambda leaf: leaf.sharding, state)
@@ -134,10 +144,14 @@ def from_portable(portable: Tree, like: TrainState) -> TrainState:
 
 
 def _spec(path: str, leaf: jax.ShapeDtypeStruct, *, program: Program) -> PartitionSpec:
+    return _resolution(path, leaf, program=program).spec
+
+
+def _resolution(path: str, leaf: jax.ShapeDtypeStruct, *, program: Program) -> Resolution:
     """Lays out one leaf of the state; optimizer leaves follow the parameter they belong to."""
     named = _parameter_of(path, program.axes)
     if named is None:
-        return PartitionSpec()
+        return Resolution(spec=PartitionSpec(), notes=())
     parameter, axes, shape = named
     is_optimizer = "/optimizer/" in path
     rules: tuple[Rule, ...] = (
@@ -149,7 +163,7 @@ def _spec(path: str, leaf: jax.ShapeDtypeStruct, *, program: Program) -> Partiti
         rules=rules,
         sizes=axis_sizes(program.mesh),
         name=parameter,
-    ).spec
+    )
 
 
 def _parameter_of(

@@ -5,12 +5,13 @@ import shlex
 
 import pytest
 
+from tests.docs import pages
 from trainer import config, config_parser, config_record, config_registry
 from trainer.config_errors import ConfigError
 from trainer.config_parser import REPOSITORY
 
 TEXT = (REPOSITORY / "docs" / "configuration.md").read_text()
-BLOCKS = re.findall(r"^```([\w-]+)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+BLOCKS = [(example.kind, example.text) for example in pages.examples("configuration")]
 RUN = next(body for kind, body in BLOCKS if kind == "gin")
 
 

@@ -220,7 +220,7 @@ def read_parameters(step: pathlib.Path) -> dict[str, np.ndarray]:
     import jax
 
     from trainer.checkpoints.parameters import load_params
-    from trainer.state import nest
+    from trainer.paths import nest
 
     tree = json.loads((step / "MANIFEST.json").read_text())["tree"]
     inside = "groups/model/parameters/"

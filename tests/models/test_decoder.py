@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from models.attention import Tokens
+from models.attention import Decoding, Tokens
 from models.context import Context
 from models.decoder import Decoder
 from models.decoder_config import RopeScaling
@@ -216,7 +216,7 @@ def test_decoding_with_caches_equals_the_forward_pass_position_by_position(name,
             positions=jnp.broadcast_to(places, inputs.shape), segments=jnp.ones_like(inputs)
         )
         hidden, caches = merged(
-            inputs, here, ctx=Context(), caches=caches, cache_index=start, key_tokens=every
+            inputs, here, ctx=Context(), decoding=Decoding(caches=caches, index=start, tokens=every)
         )
         return merged.logits(hidden, Context()), caches
 

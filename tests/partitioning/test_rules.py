@@ -40,12 +40,9 @@ def test_a_candidate_whose_axis_is_taken_gives_way_to_the_next():
         shape=(8, 8),
         rules=(("a", "fsdp"), ("b", "fsdp", "tensor")),
         sizes=SIZES,
-        name="kernel",
     )
     assert found.spec == P("fsdp", "tensor")
-    assert found.notes == (
-        "kernel.b -> 'tensor' ('fsdp': 'fsdp' already splits another dimension)",
-    )
+    assert found.notes == ("b -> 'tensor' ('fsdp': 'fsdp' already splits another dimension)",)
 
 
 def test_two_dimensions_of_one_name_share_its_candidates():

@@ -42,9 +42,13 @@ WITHOUT_SEQUENCE_PARALLELISM = (
 )
 ACCUMULATION = (
     *(
-        Case(name=f"{name}, {m} microbatches, {kind}", rules=r, mesh=x, batch=kind, microbatches=m)
+        Case(name=f"{name}, {how}", rules=r, mesh=x, batch=kind, microbatches=m)
         for name, r, x in (("data 8", "ddp", _DATA), ("fsdp 8", "fsdp", _FSDP))
-        for m, kind in ((1, "padded"), (4, "packed"), (4, "padded"))
+        for how, m, kind in (
+            ("padded", 1, "padded"),
+            ("4 microbatches, packed", 4, "packed"),
+            ("4 microbatches, padded", 4, "padded"),
+        )
     ),
     Case(name="one device, 2 microbatches", mesh=MeshConfig(), batch="padded", microbatches=2),
     Case(name="zero1 on data 8, 2 microbatches", rules="zero1", mesh=_DATA, microbatches=2),
@@ -68,6 +72,12 @@ EXECUTION = tuple(
     )
 )
 MODELS = (
+    Case(
+        name="fsdp 4 x tensor 2, 8 kv heads",
+        rules="fsdp_tp",
+        mesh=_HYBRID,
+        model=(("kv_heads", 8),),
+    ),
     Case(name="data 8, dropout", rules="ddp", mesh=_DATA, model=_DROPOUT),
     Case(
         name="fsdp 8, dropout, 4 microbatches, remat full, scan",

@@ -1,0 +1,75 @@
+"""Every example of every page is true."""
+
+import json
+
+import jax
+import pytest
+
+from input_pipeline.dataset import build_dataset
+from partitioning.mesh_config import RulesConfig
+from partitioning.rules import mesh_axes
+from tests.docs import pages
+from trainer import config_registry
+from trainer.config_parser import REPOSITORY
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(config_registry, "_extensions", {})
+    (tmp_path / "corpus").mkdir()
+    lines = [json.dumps({"text": f"document {n} of a small corpus"}) for n in range(200)]
+    (tmp_path / "corpus" / "a.jsonl").write_text("\n".join(lines))
+    return tmp_path
+
+
+def kinds(page):
+    return {example.kind for example in pages.examples(page)}
+
+
+def test_adding_a_dataset(folder):
+    assert kinds("adding_a_dataset") == {"bash", "gin", "python"}
+    names = pages.run("adding_a_dataset")
+    assert (folder / "shards" / "manifest.json").is_file()
+    assert names["build_dataset"] is build_dataset
+
+
+def test_adding_a_model(folder):
+    assert kinds("adding_a_model") == {"bash", "gin", "python", "text"}
+    pages.run("adding_a_model")
+    rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").open()]
+    trained = [row for row in rows if row["kind"] == "train"]
+    assert [row["step"] for row in trained] == [1, 2, 3, 4]
+    assert trained[-1]["loss"] < trained[0]["loss"]
+
+
+def test_partitioning():
+    assert len(jax.devices()) == 8
+    assert kinds("partitioning") == {"console", "gin", "python", "text"}
+    pages.run("partitioning")
+
+
+@pytest.mark.parametrize("table", ["parameters", "activations"])
+def test_the_drawn_rule_tables_are_the_defaults(table):
+    drawn = next(e.text for e in pages.examples("partitioning") if e.note == f"rules={table}")
+    rows = [[cell.strip() for cell in line.split("|")] for line in drawn.splitlines()]
+    assert rows[0] == ["logical axis", "candidates"]
+    shown = [
+        [rule[0], ", ".join("+".join(mesh_axes(c)) or "None" for c in rule[1:])]
+        for rule in getattr(RulesConfig(), table)
+    ]
+    assert rows[1:] == shown
+
+
+def test_every_rule_set_has_its_row():
+    text = (REPOSITORY / "docs" / "partitioning.md").read_text()
+    for file in (REPOSITORY / "configs" / "partitioning").glob("*.gin"):
+        assert f"| `{file.stem}` |" in text
+
+
+def test_every_page_with_examples_is_run_by_a_test():
+    """Others: test_configuration.py, tests/trainer/checkpoints/test_docs.py."""
+    found = {path.stem for path in (REPOSITORY / "docs").glob("*.md") if pages.examples(path.stem)}
+    ours = {"adding_a_dataset", "adding_a_model", "partitioning"}
+    assert found == ours | {"configuration", "checkpoints"}
