@@ -88,22 +88,6 @@ class Root(abc.ABC):
     def put_file(self, key: str, source: pathlib.Path) -> None:
         """Copies a local file to a key."""
 
-    def upload(self, source: pathlib.Path, prefix: str, *, last: str | None = None) -> None:
-        """Copies a local directory below ``prefix``; the file ``last`` in it only at the end."""
-        files = sorted(p for p in source.rglob("*") if p.is_file())
-        keyed = [(p.relative_to(source).as_posix(), p) for p in files]
-        for name, path in sorted(keyed, key=lambda pair: (pair[0] == last, pair[0])):
-            self.put_file(prefix + name, path)
-
-    def download(self, prefix: str, target: pathlib.Path) -> None:
-        """Copies all files below ``prefix`` into a local directory."""
-        for key in self.list(prefix):
-            path = target / key.removeprefix(prefix)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("wb") as out:
-                for chunk in self.chunks(key):
-                    out.write(chunk)
-
     def local_path(self, key: str) -> pathlib.Path | None:
         """The path of a key where it is a file of this machine or a mount, else None."""
         del key
