@@ -7,12 +7,11 @@ is its first cause, never one of the failures that follow from it.
 
 import contextlib
 import dataclasses
-import errno
 import re
 from collections.abc import Iterator
 
 from launch.contract import ContractError, ExitCode, RankExit, Reason, reason_of
-from trainer.checkpoints.root import Root
+from trainer.checkpoints.root import FULL, Root
 from trainer.config_errors import ConfigError
 from trainer.coordination import PeersMissingError
 
@@ -21,7 +20,6 @@ _STATUS = re.compile(
     r"(CANCELLED|UNKNOWN|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED|FAILED_PRECONDITION|ABORTED|INTERNAL"
     r"|UNAVAILABLE|DATA_LOSS): "
 )
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 _MEMORY = ("RESOURCE_EXHAUSTED",)
 _PEER = (
     "Gloo",
@@ -100,7 +98,7 @@ def classify(error: BaseException) -> Classified:
             return Classified(ExitCode.CONFIGURATION)
         if isinstance(cause, (PeersMissingError, PeerLostError)):
             return Classified(ExitCode.INFRASTRUCTURE, cascade=True)
-        if isinstance(cause, OSError) and cause.errno in _FULL:
+        if isinstance(cause, OSError) and cause.errno in FULL:
             return Classified(ExitCode.HOLD)
         code = getattr(cause, "exit_code", None)
         if isinstance(code, int):

@@ -17,7 +17,10 @@ from collections.abc import Iterator
 _CHUNK_BYTES = 8 * 2**20
 _TEMPORARY = ".tmp-"
 _TRASH = ".trash"
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of a disk without room."""
+UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
+"""Errors of a place that is not for this user to write to, or no directory."""
 
 
 class Root(abc.ABC):
@@ -196,7 +199,7 @@ class LocalRoot(Root):
             trash.mkdir(parents=True, exist_ok=True)
             os.rename(target, trash / uuid.uuid4().hex)
         except OSError as error:
-            if error.errno in _FULL:  # no room even for a name: remove it in place
+            if error.errno in FULL:  # no room even for a name: remove it in place
                 shutil.rmtree(target)
             elif not isinstance(error, FileNotFoundError):
                 raise
@@ -227,10 +230,7 @@ class LocalRoot(Root):
         target.parent.mkdir(parents=True, exist_ok=True)
         path = target.parent / f"{_TEMPORARY}{uuid.uuid4().hex}"
         try:
-            with path.open("xb") as out:
-                out.write(data)
-                out.flush()
-                os.fsync(out.fileno())
+            _write_new(path, data)
             yield path
         finally:
             path.unlink(missing_ok=True)
@@ -239,14 +239,18 @@ class LocalRoot(Root):
 def _create_without_links(target: pathlib.Path, data: bytes) -> bool:
     """Exclusive creation for file systems without hard links; a crash can leave a short file."""
     try:
-        with target.open("xb") as out:
-            out.write(data)
-            out.flush()
-            os.fsync(out.fileno())
+        _write_new(target, data)
     except FileExistsError:
         return target.read_bytes() == data
     _sync_directory(target.parent)
     return True
+
+
+def _write_new(path: pathlib.Path, data: bytes) -> None:
+    with path.open("xb") as out:
+        out.write(data)
+        out.flush()
+        os.fsync(out.fileno())
 
 
 def _sync_directory(path: pathlib.Path) -> None:
