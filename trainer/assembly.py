@@ -6,11 +6,10 @@ that the launcher knows.
 
 import contextlib
 import dataclasses
-import errno
 import pathlib
 from collections.abc import Iterator
-from typing import Any
 
+import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from input_pipeline.dataset import Dataset, build_dataset
@@ -18,6 +17,7 @@ from input_pipeline.evaluation import EvaluationBatches
 from input_pipeline.placement import local_rows
 from launch.contract import ExitCode
 from partitioning.mesh import build_mesh
+from trainer.checkpoints.root import UNWRITABLE
 from trainer.distributed import Participant
 from trainer.endings import user_error
 from trainer.program import Program, build_program, build_task
@@ -71,7 +71,7 @@ class Setup:
     shardings: dict[str, NamedSharding]
 
     @property
-    def rows(self) -> Any:
+    def rows(self) -> np.ndarray:
         """Rows of the global batch that this process's devices hold."""
         return local_rows(next(iter(self.shardings.values())), self.config.data.global_batch)
 
@@ -150,7 +150,7 @@ def _cache_errors(cache_dir: pathlib.Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
+        if error.errno not in UNWRITABLE:
             raise
         raise ValueError(
             f"The data cannot be prepared: {error}. Prepared data is kept in "

@@ -1,7 +1,6 @@
 """What ``--mode`` selects: training a run to its end, or scoring one of its steps."""
 
 import contextlib
-import json
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,6 +9,7 @@ import numpy as np
 from absl import logging
 
 from input_pipeline.placement import DevicePrefetcher
+from trainer import finite_json
 from trainer.assembly import Options, Setup
 from trainer.checkpoints.store import CheckpointStore
 from trainer.config import LoadedConfig
@@ -61,7 +61,7 @@ def train_run(run: Run) -> None:
         writer.flush()
         summary = _summarize(run, recorder, evaluator.scores(steps) or _scored(run, steps) or {})
         if run.participant.rank == 0:
-            run.directory.root.write("summary.json", json.dumps(summary, indent=1).encode())
+            run.directory.root.write("summary.json", finite_json.dumps(summary, indent=1).encode())
         run.say(_show(summary))
         _show_sample(run, state)
         run.say(_next(run))
@@ -78,7 +78,7 @@ def evaluate_run(loaded: LoadedConfig, *, options: Options, participant: Partici
     scores = _score(setup)(state)
     if scores is None:
         raise PreemptedError("SIGTERM during the evaluation; start it again.")
-    setup.say(json.dumps({"step": step, **scores}))
+    setup.say(finite_json.dumps({"step": step, **scores}))
 
 
 @contextlib.contextmanager

@@ -8,7 +8,6 @@ owner that still lives are refused before anything is written.
 import contextlib
 import dataclasses
 import enum
-import errno
 import json
 import os
 import pathlib
@@ -19,7 +18,7 @@ from typing import Any
 
 from launch.contract import ContractError, Environment, ExitCode, JournalEntry, RunRecord
 from trainer import config_record, software
-from trainer.checkpoints.root import Root, open_root
+from trainer.checkpoints.root import FULL, UNWRITABLE, Root, open_root
 from trainer.config import LoadedConfig
 from trainer.config_errors import ConfigError
 from trainer.config_record import Difference
@@ -174,10 +173,10 @@ def _writable(location: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in FULL:
             message = f"{location}: the disk is full. Free some and start again. {error}"
             raise UserError(message, ExitCode.HOLD) from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
+        if error.errno in UNWRITABLE:
             raise RunDirectoryError(
                 f"{location} cannot be written: {error}. Take another --run_dir."
             ) from error

@@ -8,7 +8,6 @@ accepted by every later attempt.
 
 import dataclasses
 import json
-import math
 import os
 import pathlib
 import shutil
@@ -18,6 +17,7 @@ from typing import Any
 
 from absl import logging
 
+from trainer import finite_json
 from trainer.checkpoints import fencing, layout, manifest
 from trainer.checkpoints.arrays import Writing
 from trainer.checkpoints.layout import StepName
@@ -51,7 +51,7 @@ def document(value: Mapping[str, Any]) -> bytes:
       ValueError: something in it is not JSON.
     """
     try:
-        return json.dumps(_finite(value), allow_nan=False, indent=1).encode()
+        return finite_json.dumps(value, indent=1).encode()
     except TypeError as error:
         raise ValueError(f"Only JSON can be saved beside the arrays: {error}") from error
 
@@ -205,13 +205,3 @@ def _read_back(session: Session, found: Manifest, tag: str, deadline: Deadline) 
         fencing.set_aside(session.root, found.name, reason=reason, by_attempt=session.attempt)
     logging.error("Step %s set aside: %s", found.name, reason)
     raise CheckpointError(f"Step {found.name} is damaged; {reason}")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value
