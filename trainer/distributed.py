@@ -16,6 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from multiprocessing import util
 from typing import NoReturn
 
 from launch import contract
@@ -128,6 +129,8 @@ class Participant:
 
             jax.distributed.shutdown()
         _end_children()
+        # Unlinks semaphores of data workers; os._exit would leave them, with a warning about it.
+        util._run_finalizers(0)  # type: ignore[attr-defined]  # has no public name
         _say("" if code == ExitCode.DONE else message)
         os._exit(int(code))
 

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 import numpy as np
 from absl import logging
 
@@ -15,7 +16,7 @@ from trainer.checkpoints.store import CheckpointStore
 from trainer.config import LoadedConfig
 from trainer.coordination import agree
 from trainer.distributed import Participant
-from trainer.endings import PreemptedError, classify
+from trainer.endings import PreemptedError, UserError, classify
 from trainer.evaluation import evaluate
 from trainer.flops import step_flops, utilization
 from trainer.hooks import Evaluator, Profiler, Recorder, Saver, Scores
@@ -48,8 +49,12 @@ def train_run(run: Run) -> None:
     with contextlib.ExitStack() as stack:
         stack.enter_context(_closing(run.store))
         if run.start_step >= steps and run.directory.root.read("summary.json") is not None:
-            run.say(f"This run is complete: {steps} of {steps} steps.\n{_next(run)}")
+            more = f" TrainConfig.steps={steps} is less." if run.start_step > steps else ""
+            run.say(
+                f"This run is complete: {max(steps, run.start_step)} steps.{more}\n{_next(run)}"
+            )
             return
+        _check_best_metric(run)
         writer = _writers(run)
         run.participant.before_leaving(writer.close)
         recorder = _recorder(run, writer)
@@ -79,6 +84,23 @@ def evaluate_run(loaded: LoadedConfig, *, options: Options, participant: Partici
     if scores is None:
         raise PreemptedError("SIGTERM during the evaluation; start it again.")
     setup.say(finite_json.dumps({"step": step, **scores}))
+
+
+def _check_best_metric(run: Run) -> None:
+    """Raises UserError if no evaluation will ever have the metric that chooses the best steps."""
+    settings, data, task = run.config.checkpoint, run.config.data, run.program.task
+    if not settings.keep_best:
+        return
+    spec = task.batch_spec(rows=data.global_batch, length=data.sequence_length)
+    batch = {name: jax.ShapeDtypeStruct(s.shape, s.dtype) for name, s in spec.items()}
+    sums = jax.eval_shape(build_eval_step(run.program), run.state, batch)
+    known = {"loss", *task.metrics(dict.fromkeys(sums, 1.0), weight=1.0)}
+    if settings.best_metric not in known:
+        raise UserError(
+            f"CheckpointConfig.best_metric={settings.best_metric!r} is no metric of this run's "
+            f"evaluations, so that no step would be kept as the best; there are: "
+            f"{', '.join(sorted(known))}."
+        )
 
 
 @contextlib.contextmanager

@@ -44,7 +44,7 @@ def split_frozen(
     """Splits a nested dict into (trainable, frozen) by patterns of paths.
 
     Raises:
-      ValueError: a pattern matches no parameter.
+      ValueError: a pattern matches no parameter, or nothing is left to train.
     """
     if not frozen:
         return parameters, {}
@@ -53,6 +53,10 @@ def split_frozen(
         if not any(re.search(pattern, path) for path in flat):
             raise ValueError(f"TrainConfig.frozen: {pattern!r} matches no parameter path.")
     fixed = {path for path in flat if any(re.search(pattern, path) for pattern in frozen)}
+    if len(fixed) == len(flat):
+        raise ValueError(
+            f"TrainConfig.frozen={frozen} matches every parameter: nothing is trained."
+        )
     parts = ({p: v for p, v in flat.items() if (p in fixed) == kept} for kept in (False, True))
     trainable, kept = (nest(part) for part in parts)
     return trainable, kept

@@ -46,6 +46,12 @@ def _files(folder: pathlib.Path) -> dict[str, tuple[int, int]]:
         (["--gin.DataConfig.global_batch=5", "--cpu_devices=2"], "multiple of 2"),
         (["--gin.MeshConfig.stage=2", "--cpu_devices=2"], "no parameter of this model has a"),
         (["--gin.MeshConfig.expert=2", "--cpu_devices=2"], "dimension 'experts'"),
+        (["--gin.DecoderConfig.loss_chunks=7"], "does not divide DataConfig.sequence_length=16"),
+        (["--gin.TrainConfig.frozen=('.*',)"], "nothing is trained"),
+        (
+            ["--gin.CheckpointConfig.keep_best=1", "--gin.CheckpointConfig.best_metric='speed'"],
+            "'speed' is no metric of this run's evaluations",
+        ),
         (["--gin.TrainConfig.steps=0"], "TrainConfig.steps=0: it must be at least 1"),
         (["--gin.DecoderConfig.vocab_size=7"], "at least 61"),
         (["--gin.TrainConfig.init_from='/no/such/run'"], "/no/such/run holds no checkpoint"),
@@ -79,9 +85,17 @@ def test_versions_are_printed(scene: Scene) -> None:
     assert (code, names & wanted) == (0, wanted)
 
 
+def test_a_run_with_data_workers_ends_with_nothing_on_stderr(scene: Scene) -> None:
+    workers = ("--gin.DataConfig.workers=2", "--gin.DataConfig.prefetch=0")
+    code, _, err = scene.run_apart("workers", "--gin.TrainConfig.steps=2", *workers)
+    assert (code, err) == (0, "")
+    assert scene.losses("workers") == scene.losses("done")[:2]
+
+
 def test_a_finished_run_says_so_and_never_is_refused(scene: Scene) -> None:
     scene.copy("done", "again")
-    assert "This run is complete: 8 of 8 steps" in scene.run("again", SHORT)
+    assert "This run is complete: 8 steps.\n" in scene.run("again", SHORT)
+    assert "8 steps. TrainConfig.steps=7 is less" in scene.run("again", "--gin.TrainConfig.steps=7")
     text = scene.run("again", SHORT, "--resume=never", expect=ExitCode.CONFIGURATION)
     assert "--resume=never, but" in text
     assert "step 9/9" in scene.run("again", "--gin.TrainConfig.steps=9", "--resume=must")

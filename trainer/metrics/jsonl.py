@@ -6,6 +6,7 @@ committed: what a restored step has behind it is then complete.
 """
 
 import json
+import logging
 import mmap
 import os
 import pathlib
@@ -14,6 +15,8 @@ from typing import Any
 
 from trainer import finite_json
 from trainer.metrics.writer import Kind, MetricWriter, Row
+
+_log = logging.getLogger(__name__)
 
 
 def encode(row: Row) -> str:
@@ -38,10 +41,10 @@ def decode(line: str) -> Row:
 
 
 def read_rows(path: pathlib.Path) -> Iterator[Row]:
-    """Yields the rows of a file; a torn last line, as a killed writer leaves it, is passed over.
+    """Yields the rows of a file.
 
-    Raises:
-      ValueError: a line that is not the last is damaged; names file and line.
+    A torn last line, as a killed writer leaves it, is passed over; any other damaged line, too, but
+    with a warning that names it: a lost row is no reason to lose the rest.
     """
     with path.open(encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, start=1):
@@ -49,7 +52,7 @@ def read_rows(path: pathlib.Path) -> Iterator[Row]:
                 yield decode(line)
             except ValueError as error:
                 if line.endswith("\n"):
-                    raise ValueError(f"{path}:{number}: {error}") from error
+                    _log.warning("%s:%d is passed over: %s", path, number, error)
 
 
 class JsonlWriter(MetricWriter):
@@ -109,7 +112,7 @@ def _decode_number(value: Any) -> float:
 
 
 def _cut(path: pathlib.Path, *, after: int, into: pathlib.Path) -> None:
-    """Moves the rows of later steps out of ``path``, and drops a torn last line.
+    """Moves rows of later steps, and damaged ones at the end, out of ``path``; drops a torn line.
 
     Steps do not decrease, so only the end of the file is read. Rows are stored at their new place
     before they go from the old one: a crash between the two loses nothing.
@@ -122,7 +125,7 @@ def _cut(path: pathlib.Path, *, after: int, into: pathlib.Path) -> None:
             start = end
             while start:
                 line = data.rfind(b"\n", 0, start - 1) + 1
-                if decode(data[line:start].decode()).step <= after:
+                if _step_of(data[line:start], path=path) <= after:
                     break
                 start = line
             moved = data[start:end]
@@ -130,6 +133,15 @@ def _cut(path: pathlib.Path, *, after: int, into: pathlib.Path) -> None:
             _append(into, moved)
         file.truncate(start)
         os.fsync(file.fileno())
+
+
+def _step_of(line: bytes, *, path: pathlib.Path) -> float:
+    """Returns the step of a row; a damaged one is later than all, so that it moves away."""
+    try:
+        return decode(line.decode()).step
+    except ValueError as error:
+        _log.warning("%s: a damaged row is set aside: %s", path, error)
+        return math.inf
 
 
 def _append(path: pathlib.Path, data: bytes) -> None:

@@ -89,7 +89,7 @@ def test_after_a_restart_every_step_is_there_once(tmp_path_factory, kept, writte
     assert moved == [(step, "train") for step in range(restored + 1, written + 1)]
 
 
-def test_a_torn_last_line_is_passed_over_and_a_damaged_one_is_named(files):
+def test_a_torn_last_line_is_passed_over_and_a_damaged_one_is_named(files, caplog):
     writer = opened(files)
     writer.write(train(1))
     writer.close()
@@ -98,8 +98,21 @@ def test_a_torn_last_line_is_passed_over_and_a_damaged_one_is_named(files):
     assert steps(files[0]) == [(1, "train")]
     with files[0].open("a") as file:
         file.write("\n")
-    with pytest.raises(ValueError, match=r"metrics.jsonl:2: "):
-        steps(files[0])
+        file.write(encode(train(3)) + "\n")
+    assert steps(files[0]) == [(1, "train"), (3, "train")]
+    assert "metrics.jsonl:2 is passed over" in caplog.text
+
+
+@pytest.mark.parametrize("damage", [b"garbage\n", b"\xff\xfe\x00\n", b"\n", b"[]\n"])
+@pytest.mark.parametrize("place", [0, 1, 2, 3])
+def test_a_run_goes_on_behind_damaged_rows_and_loses_no_other(files, damage, place):
+    lines = [f"{encode(train(step))}\n".encode() for step in (1, 2, 3)]
+    files[0].write_bytes(b"".join([*lines[:place], damage, *lines[place:]]))
+    writer = opened(files, restored_step=3)
+    writer.write(train(4))
+    writer.close()
+    assert steps(files[0]) == [(step, "train") for step in (1, 2, 3, 4)]
+    assert not files[1].exists() or files[1].read_bytes() == damage
 
 
 def test_a_step_is_written_once_and_in_order(files):
