@@ -101,6 +101,7 @@ def assemble(config: RunConfig) -> tuple[Program, dict[str, NamedSharding]]:
         check_batch(config, mesh=mesh)
         task = build_task(config.task)
         program = build_program(config, task=task, mesh=mesh)
+        check_axes(program)
         abstract_state(program)
         spec = task.batch_spec(rows=config.data.global_batch, length=config.data.sequence_length)
         shardings = {
@@ -155,6 +156,18 @@ def _cache_errors(cache_dir: pathlib.Path) -> Iterator[None]:
             f"The data cannot be prepared: {error}. Prepared data is kept in "
             f"--cache_dir={cache_dir}; take one that can be written."
         ) from error
+
+
+def check_axes(program: Program) -> None:
+    """Raises ValueError if a mesh axis only repeats work, because the model has nothing for it."""
+    there = {name for axes, _ in program.axes.values() for name in axes}
+    for axis, dimension in (("stage", "stage"), ("expert", "experts")):
+        size = program.mesh.shape[axis]
+        if size > 1 and dimension not in there:
+            raise ValueError(
+                f"MeshConfig.{axis} takes {size} devices, but no parameter of this model has a "
+                f"dimension {dimension!r}; give the devices to MeshConfig.data or MeshConfig.fsdp."
+            )
 
 
 def check_batch(config: RunConfig, *, mesh: Mesh) -> None:

@@ -6,10 +6,11 @@ is kept in gin's global registry, so configurations never leak from one load int
 """
 
 import dataclasses
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
-from trainer import config_lint, config_parser, config_schema, config_types
+from trainer import config_lint, config_parser, config_ranges, config_schema, config_types
 from trainer.config_errors import COMMAND_LINE, ConfigError, Problem
 from trainer.config_lint import Binding, Checked
 from trainer.config_schema import Schema
@@ -139,10 +140,15 @@ class _Builder:
         complete = [entry for entry in entries if entry is not None]
         if len(complete) < len(entries):
             return None
+        values = {entry.name: _instances(entry.value) for entry in complete}
+        wrong = list(config_ranges.problems(cls, values))
+        self.problems += [self._rejected(cls, complete, scopes, message) for message in wrong]
+        if wrong:
+            return None
         try:
-            instance = cls(**{entry.name: _instances(entry.value) for entry in complete})
+            instance = cls(**values)
         except ValueError as error:
-            self.problems.append(self._rejected(cls, complete, scopes, error))
+            self.problems.append(self._rejected(cls, complete, scopes, str(error)))
             return None
         return Node(scopes, instance, tuple(_derived(entry, instance) for entry in complete))
 
@@ -218,14 +224,14 @@ class _Builder:
         return Problem(f"{name} is not set{where}{meaning}: {how}.")
 
     def _rejected(
-        self, cls: type, entries: list[Entry], scopes: tuple[str, ...], error: ValueError
+        self, cls: type, entries: list[Entry], scopes: tuple[str, ...], complaint: str
     ) -> Problem:
-        """Points at the bindings that the class's own check complains about."""
+        """Points at the bindings that a check of the values complains about."""
         bound = {entry.name: self._select(cls.__name__, entry.name, scopes) for entry in entries}
-        named = [b for name, b in bound.items() if b and name in str(error)]
+        named = [b for name, b in bound.items() if b and re.search(rf"\b{name}\b", complaint)]
         first = next(iter([*named, *filter(None, bound.values())]), None)
         others = ", ".join(f"{b.name} at {b.source}" for b in named[1:])
-        message = f"{error}{f' ({others})' if others else ''}"
+        message = f"{complaint}{f' ({others})' if others else ''}"
         return Problem(message, first.location if first else None)
 
     def check_unused(self) -> None:
