@@ -19,7 +19,7 @@ from trainer.distributed import Participant
 from trainer.endings import PreemptedError, UserError, classify
 from trainer.evaluation import evaluate
 from trainer.flops import step_flops, utilization
-from trainer.hooks import Evaluator, Profiler, Recorder, Saver, Scores
+from trainer.hooks import Evaluator, Profiler, Recorder, Saver, Scores, StartupReport
 from trainer.loop import Hook, train
 from trainer.metrics.console import ConsoleWriter
 from trainer.metrics.jsonl import JsonlWriter, read_rows
@@ -28,7 +28,6 @@ from trainer.metrics.tensorboard import TensorBoardWriter
 from trainer.metrics.writer import Kind, MetricWriter, Several, Thinned
 from trainer.run import Run, read_step
 from trainer.sampling import sample
-from trainer.startup import StartupReport
 from trainer.state import TrainState
 from trainer.step import build_eval_step
 
@@ -239,14 +238,13 @@ def _scored(run: Run, step: int) -> Scores | None:
 
 def _summarize(run: Run, recorder: Recorder, scores: Scores) -> dict[str, Any]:
     totals = recorder.totals
-    seconds = totals["seconds"]
     summary: dict[str, Any] = {
         "steps": run.config.train.steps,
         "attempt": run.directory.attempt,
-        "tokens_per_second": totals["tokens"] / seconds if seconds else None,
-        "data_wait_share": totals["data_wait"] / seconds if seconds else None,
-        "metrics_share": totals["metrics"] / seconds if seconds else None,
-        "checkpoint_blocked_share": totals["save"] / seconds if seconds else None,
+        "tokens_per_second": totals.per_second(totals.tokens),
+        "data_wait_share": totals.per_second(totals.data_wait_s),
+        "metrics_share": totals.per_second(totals.metrics_s),
+        "checkpoint_blocked_share": totals.per_second(totals.blocked_s),
         **{f"eval_{name}": value for name, value in scores.items()},
     }
     if run.held_out.baselines is not None:

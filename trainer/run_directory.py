@@ -129,7 +129,7 @@ def open_run(
     root = root or open_root(location)
     local = _local_folder(location, environment)
     if coordination.process_index != 0:
-        return _Follower(root, local).hear(coordination)
+        return _hear(root, local=local, coordination=coordination)
     try:
         with _writable(location):
             opened = _Claim(location, root, local, loaded, environment, request or Request()).take()
@@ -183,28 +183,23 @@ def _writable(location: str) -> Iterator[None]:
         raise
 
 
-@dataclasses.dataclass(frozen=True)
-class _Follower:
+def _hear(root: Root, *, local: pathlib.Path, coordination: Coordination) -> RunDirectory:
     """Every process but 0."""
-
-    root: Root
-    local: pathlib.Path
-
-    def hear(self, coordination: Coordination) -> RunDirectory:
-        told = agree(coordination, "run_directory", None, timeout_s=CLAIM_S)
-        if "refused" in told:
-            raise RunDirectoryError(told["refused"])
-        return RunDirectory(
-            root=self.root,
-            local=self.local,
-            run_id=told["run_id"],
-            attempt=told["attempt"],
-            resumed=told["resumed"],
-            changes=tuple(
-                Difference(**{**change, "kind": config_record.Kind(change["kind"])})
-                for change in told["changes"]
-            ),
-        )
+    told = agree(coordination, "run_directory", None, timeout_s=CLAIM_S)
+    if "refused" in told:
+        raise RunDirectoryError(told["refused"])
+    changes = (
+        Difference(**{**change, "kind": config_record.Kind(change["kind"])})
+        for change in told["changes"]
+    )
+    return RunDirectory(
+        root=root,
+        local=local,
+        run_id=told["run_id"],
+        attempt=told["attempt"],
+        resumed=told["resumed"],
+        changes=tuple(changes),
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,6 +7,7 @@ committed: what a restored step has behind it is then complete.
 
 import json
 import logging
+import math
 import mmap
 import os
 import pathlib

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from tests.trainer.checkpoints import states
-from trainer.checkpoints import arrays, history, layout
+from trainer.checkpoints import arrays, fencing, history, layout
 from trainer.checkpoints.layout import StepName
 from trainer.checkpoints.root import Root
 from trainer.checkpoints.session import CheckpointError
@@ -69,6 +69,28 @@ def test_each_kind_of_damage_is_named_set_aside_and_walked_past(
         store.save(new, states.make(new), data={})
     store.close()
     assert {f for f in step.rglob("*") if f.is_file()} == files, "never deleted"
+
+
+def test_a_reader_follows_a_run_that_deletes_what_it_was_about_to_read(
+    run_dir: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states.saved(run_dir, 10)
+    writer = states.store(run_dir, 2)
+    reader = states.store(run_dir, None)
+    load = arrays.load
+
+    def late(path: pathlib.Path, abstract: object, **options: bool) -> object:
+        if "10.a1" in str(path):
+            writer.save(20, states.make(20), data={"first_example": 160})
+            writer.close()
+            fencing.delete(run_dir.child(layout.CHECKPOINTS), StepName(10, 1), attempt=2)
+        return load(path, abstract, **options)
+
+    monkeypatch.setattr(arrays, "load", late)
+    restored = reader.restore(states.abstract(states.make()))
+    assert restored is not None
+    assert (restored.step, restored.attempt) == (20, 2)
+    assert states.equal(restored.state, states.make(20))
 
 
 def test_a_step_that_lost_its_manifest_before_it_was_accepted_is_named_and_not_deleted(
