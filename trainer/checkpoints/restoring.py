@@ -97,7 +97,7 @@ def restore(session: Session, wanted: Wanted, *, tag: str) -> Restored | None:
             return outcome
         failures.append(f"{found.name}: {outcome}")
         if session.rank == 0:
-            history.set_aside(session.root, found.name, reason=outcome, attempt=session.attempt)
+            _put_aside(session, found.name, reason=outcome)
     if failures:
         lines = "\n  ".join(failures)
         raise NoWholeStepError(f"No step of {session.root.url} can be restored:\n  {lines}")
@@ -119,6 +119,7 @@ def restore_one(session: Session, found: Manifest, wanted: Wanted, *, tag: str) 
 
 
 _END = json.dumps({"end": True})
+_READER_TRIES = 50
 
 
 def _offers(session: Session, step: int | None) -> Iterator[str]:
@@ -151,9 +152,32 @@ def _offers(session: Session, step: int | None) -> Iterator[str]:
         unfinished = history.unfinished_restores(session.root)
         names = seen.in_order(unfinished)
         _say_worn_out(session, names, unfinished)
+    if session.attempt is None:
+        yield from _offers_to_reader(session, step)
+        return
     for name in names:
         text = manifest.encode(seen.usable[name]).decode()
         yield json.dumps({"manifest": text})
+
+
+def _offers_to_reader(session: Session, step: int | None) -> Iterator[str]:
+    """Looks again before each offer: a run that goes on adds steps and deletes those just read."""
+    tried: set[StepName] = set()
+    while len(tried) < _READER_TRIES:
+        seen = history.look(session.root, fencing.current(session.root))
+        names = seen.in_order({}) if step is None else seen.of_step(step)
+        name = next((name for name in names if name not in tried), None)
+        if name is None:
+            return
+        tried.add(name)
+        yield json.dumps({"manifest": manifest.encode(seen.usable[name]).decode()})
+
+
+def _put_aside(session: Session, name: StepName, *, reason: str) -> None:
+    if session.attempt is None and session.root.read(name.key(layout.MANIFEST)) is None:
+        logging.warning("%s: the run deleted step %s while it was read", session.root.url, name)
+        return
+    history.set_aside(session.root, name, reason=reason, attempt=session.attempt)
 
 
 def _no_such_step(session: Session, step: int, names: list[StepName]) -> str:
