@@ -47,6 +47,7 @@ def _files(folder: pathlib.Path) -> dict[str, tuple[int, int]]:
         (["--gin.MeshConfig.stage=2", "--cpu_devices=2"], "no parameter of this model has a"),
         (["--gin.MeshConfig.expert=2", "--cpu_devices=2"], "dimension 'experts'"),
         (["--gin.DecoderConfig.loss_chunks=7"], "does not divide DataConfig.sequence_length=16"),
+        (["--gin.DecoderConfig.dtype='float64'"], "set JAX_ENABLE_X64=1"),
         (["--gin.TrainConfig.frozen=('.*',)"], "nothing is trained"),
         (
             ["--gin.CheckpointConfig.keep_best=1", "--gin.CheckpointConfig.best_metric='speed'"],
