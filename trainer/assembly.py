@@ -9,6 +9,7 @@ import dataclasses
 import pathlib
 from collections.abc import Iterator
 
+import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
@@ -97,6 +98,7 @@ def assemble(config: RunConfig) -> tuple[Program, dict[str, NamedSharding]]:
       UserError: mesh, rules, model, schedule and batch do not fit together.
     """
     with user_error(ExitCode.CONFIGURATION):
+        check_precision(config)
         mesh = build_mesh(config.mesh)
         check_batch(config, mesh=mesh)
         task = build_task(config.task)
@@ -156,6 +158,19 @@ def _cache_errors(cache_dir: pathlib.Path) -> Iterator[None]:
             f"The data cannot be prepared: {error}. Prepared data is kept in "
             f"--cache_dir={cache_dir}; take one that can be written."
         ) from error
+
+
+def check_precision(config: RunConfig) -> None:
+    """Raises ValueError where jax would compute in fewer bits than the model asks for."""
+    task = config.task
+    if not isinstance(task, LanguageModel) or jax.config.jax_enable_x64:
+        return
+    for field in ("dtype", "param_dtype"):
+        if getattr(task.model, field) == "float64":
+            raise ValueError(
+                f"DecoderConfig.{field}='float64', but jax is set to 32 bits and would take "
+                "float32 without a word; set JAX_ENABLE_X64=1 in the environment."
+            )
 
 
 def check_axes(program: Program) -> None:

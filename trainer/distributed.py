@@ -111,6 +111,8 @@ class Participant:
         same_phase = self._progress is not None and self._progress[0] is phase
         if same_phase and self._progress and now - self._progress[1] < _PROGRESS_EVERY_NS:
             return
+        if self._progress is None:
+            _make_folder(self.environment.state_dir)
         self._progress = phase, now
         record = Progress(attempt=self.attempt, phase=phase, step=self.step, monotonic_ns=now)
         path = contract.progress_path(self.environment.state_dir, rank=self.rank)
@@ -356,6 +358,15 @@ def _finish_or_fail(participant: Participant, stop: endings.PreemptedError) -> N
         participant.finish(ExitCode.PREEMPTED, message=endings.first_line(stop))
     except (RuntimeError, PeersMissingError):
         participant.fail(stop)  # stopped and saved all the same, only not together
+
+
+def _make_folder(state_dir: str) -> None:
+    try:
+        os.makedirs(state_dir, exist_ok=True)
+    except OSError as error:
+        raise contract.ContractError(
+            f"LAUNCH_STATE_DIR={state_dir!r} cannot be made: {error}. Name a folder of this host."
+        ) from error
 
 
 def _short(error: BaseException) -> str:

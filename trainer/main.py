@@ -11,7 +11,7 @@ import sys
 from absl import app, flags, logging
 
 from launch.contract import ExitCode, Phase
-from trainer import software
+from trainer import software, standard_streams
 from trainer.config_parser import rewrite_arguments
 from trainer.distributed import HEARTBEAT_S, INITIALIZATION_S, Participant, run_guarded
 from trainer.endings import UserError
@@ -190,4 +190,5 @@ def backend_errors() -> str:
 
 
 if __name__ == "__main__":
+    standard_streams.secure()
     app.run(lambda _: run_guarded(main), flags_parser=parse_flags)

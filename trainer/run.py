@@ -31,6 +31,7 @@ from trainer.state import (
     MODEL,
     TrainState,
     abstract_state,
+    first_average,
     from_portable,
     init_state,
     parameter_rows,
@@ -253,5 +254,5 @@ def _with_parameters(state: TrainState, abstract: TrainState, *, setup: Setup) -
         parameters = load_params(url, wanted, coordination=setup.participant.coordination)
     group = dataclasses.replace(state.groups[MODEL], parameters=parameters)
     if group.average is not None:
-        group = dataclasses.replace(group, average=jax.tree.map(lambda x: x.copy(), parameters))
+        group = dataclasses.replace(group, average=first_average(parameters))
     return dataclasses.replace(state, groups={MODEL: group})

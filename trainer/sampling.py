@@ -58,7 +58,7 @@ def _draw(
     temperature: float,
 ) -> jax.Array:
     group = state.groups[MODEL]
-    parameters = group.parameters if group.average is None else group.average
+    parameters = group.scored()
     model = nnx.merge(program.graph, parameters, group.variables)
     assert isinstance(model, Decoder)
     # Unconstrained: one row of one token divides over no mesh; the compiler follows the parameters.

@@ -33,7 +33,7 @@ class Group:
       parameters: nested dict of arrays.
       variables: state of the model that is no parameter, nested dict.
       optimizer: optimizer state of the trainable parameters.
-      average: exponential moving average of the parameters, or None.
+      average: exponential moving average of the parameters, in 32 bits or more, or None.
       frozen: patterns of parameter paths that are not trained.
     """
 
@@ -42,6 +42,12 @@ class Group:
     optimizer: optax.OptState
     average: Tree | None
     frozen: tuple[str, ...] = dataclasses.field(metadata={"static": True}, default=())
+
+    def scored(self) -> Tree:
+        """Returns what evaluation and sampling use: the average where there is one."""
+        if self.average is None:
+            return self.parameters
+        return jax.tree.map(lambda a, p: a.astype(p.dtype), self.average, self.parameters)
 
 
 @jax.tree_util.register_dataclass
@@ -66,7 +72,7 @@ def create_state(program: Program) -> TrainState:
     _, parameters, variables = nnx.split(model, nnx.Param, ...)
     parameters = nnx.to_pure_dict(parameters)
     trainable, _ = split_frozen(parameters, program.train.frozen)
-    average = parameters if program.train.ema_decay is not None else None
+    average = first_average(parameters) if program.train.ema_decay is not None else None
     group = Group(
         parameters=parameters,
         variables=nnx.to_pure_dict(variables),
@@ -76,6 +82,15 @@ def create_state(program: Program) -> TrainState:
     )
     zero = jnp.zeros((), jnp.int32)
     return TrainState(step=zero, nonfinite=zero, groups={MODEL: group})
+
+
+def first_average(parameters: Tree) -> Tree:
+    """Returns the moving average of one step's parameters, as new arrays.
+
+    In 16 bits it would never move: with a decay of 0.999 each change is below the last digit.
+    """
+    wide = lambda leaf: jnp.array(leaf, jnp.promote_types(leaf.dtype, jnp.float32))  # noqa: E731
+    return jax.tree.map(wide, parameters)
 
 
 def abstract_state(program: Program) -> TrainState:

@@ -94,8 +94,7 @@ def build_eval_step(program: Program) -> Callable[[TrainState, Batch], Metrics]:
 
     def eval_step(state: TrainState, batch: Batch) -> Metrics:
         group = state.groups[MODEL]
-        parameters = group.parameters if group.average is None else group.average
-        model = nnx.merge(program.graph, parameters, group.variables)
+        model = nnx.merge(program.graph, group.scored(), group.variables)
         total, weight, metrics = program.task.loss(model, batch, ctx=Context(shard=program.shard))
         return {"loss": total, "weight": weight, **metrics}
 

@@ -175,7 +175,16 @@ def test_every_dtype_is_measured_in_both_forms_against_both_loops():
 @pytest.mark.slow
 def test_the_benchmark_prints_one_json_object():
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.step", "--quick", "--json", "--rounds=1", "--steps=1"],
+        [
+            sys.executable,
+            "-m",
+            "benchmarks.step",
+            "--quick",
+            "--json",
+            "--rounds=1",
+            "--steps=1",
+            "--part=steps",
+        ],
         cwd=pathlib.Path(__file__).parents[2],
         stdout=subprocess.PIPE,
         text=True,
@@ -184,7 +193,4 @@ def test_the_benchmark_prints_one_json_object():
     result = json.loads(done.stdout)
     for name in ("ratio", "ratio_plain", "ratio_bf16", "ratio_plain_bf16", "ratio_scanned"):
         assert 0 < result[f"{name}_low"] <= result[name] <= result[f"{name}_high"]
-    assert result["start"]["cold"]["total_s"] > 0
-    assert result["run"]["data_wait_share"] >= 0
-    text = report.show(result)
-    assert all(part in text for part in ("bfloat16, scanned", "start to first step", "data wait"))
+    assert "bfloat16, scanned" in report.show(result)

@@ -3,12 +3,15 @@
 import json
 import pathlib
 import re
+import shlex
+import shutil
 import signal
+import subprocess
 
 import pytest
 
-from launch.contract import ExitCode
-from tests.end_to_end.runs import Scene, make_scene, read_only, wait_for
+from launch.contract import Environment, ExitCode
+from tests.end_to_end.runs import REPOSITORY, Scene, make_scene, read_only, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -47,6 +50,7 @@ def _files(folder: pathlib.Path) -> dict[str, tuple[int, int]]:
         (["--gin.MeshConfig.stage=2", "--cpu_devices=2"], "no parameter of this model has a"),
         (["--gin.MeshConfig.expert=2", "--cpu_devices=2"], "dimension 'experts'"),
         (["--gin.DecoderConfig.loss_chunks=7"], "does not divide DataConfig.sequence_length=16"),
+        (["--gin.DecoderConfig.dtype='float64'"], "set JAX_ENABLE_X64=1"),
         (["--gin.TrainConfig.frozen=('.*',)"], "nothing is trained"),
         (
             ["--gin.CheckpointConfig.keep_best=1", "--gin.CheckpointConfig.best_metric='speed'"],
@@ -90,6 +94,36 @@ def test_a_run_with_data_workers_ends_with_nothing_on_stderr(scene: Scene) -> No
     code, _, err = scene.run_apart("workers", "--gin.TrainConfig.steps=2", *workers)
     assert (code, err) == (0, "")
     assert scene.losses("workers") == scene.losses("done")[:2]
+
+
+@pytest.mark.parametrize("ending", ["| head -1", "<&- >&- 2>&-"])
+def test_a_run_goes_on_without_anybody_to_read_what_it_prints(scene: Scene, ending: str) -> None:
+    name = re.sub(r"\W", "", ending) or "closed"
+    command = shlex.join(scene.command(name, SHORT))
+    subprocess.run(["sh", "-c", f"{command} {ending}"], cwd=REPOSITORY, capture_output=True)
+    folder = scene.folder / name
+    assert json.loads((folder / "attempts/1/reason.json").read_text())["code"] == ExitCode.DONE
+    assert scene.losses(name) == scene.losses("done")
+
+
+def test_a_launchers_state_folder_is_made_or_named(scene: Scene) -> None:
+    shutil.rmtree(scene.folder / "state", ignore_errors=True)
+    variables = Environment(
+        run_id="state",
+        attempt=1,
+        coordinator="127.0.0.1:1",
+        num_processes=1,
+        process_id=0,
+        state_dir=str(scene.folder / "state/of/host"),
+    ).variables()
+    process = scene.start("state_made", SHORT, environ=variables)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    variables["LAUNCH_STATE_DIR"] = str(scene.gin)
+    process = scene.start("state_named", SHORT, environ=variables)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == ExitCode.CONFIGURATION
+    assert f"LAUNCH_STATE_DIR={str(scene.gin)!r} cannot be made" in output
 
 
 def test_a_finished_run_says_so_and_never_is_refused(scene: Scene) -> None:

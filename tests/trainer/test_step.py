@@ -131,6 +131,21 @@ def test_the_loop_ends_after_too_many_nonfinite_steps():
         )
 
 
+def test_the_average_of_16_bit_parameters_still_moves_by_small_shares():
+    model = programs.decoder(dtype="bfloat16", param_dtype="bfloat16")
+    program = programs.program(model, train={"ema_decay": 0.999})
+    state = init_state(program)
+    first = host(state.groups[MODEL].average)
+    state, _ = build_train_step(program)(state, programs.batch("packed"))
+    group = state.groups[MODEL]
+    moved = [
+        np.abs(np.asarray(a) - b).max()
+        for a, b in zip(jax.tree.leaves(group.average), jax.tree.leaves(first))
+    ]
+    assert min(moved) > 0
+    assert {leaf.dtype for leaf in jax.tree.leaves(group.scored())} == {jax.numpy.dtype("bfloat16")}
+
+
 def test_the_average_follows_the_parameters_and_is_what_evaluation_scores():
     program = programs.program(TINY, train={"ema_decay": 0.75})
     step, score = build_train_step(program), build_eval_step(program)

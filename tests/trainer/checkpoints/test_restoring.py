@@ -2,7 +2,6 @@ import json
 import os
 import pathlib
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -296,31 +295,3 @@ def test_a_leaf_without_sharding_is_refused(run_dir: Root) -> None:
     bare = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), states.make())
     with pytest.raises(ValueError, match=r"needs a sharding.*groups/model/parameters/b"):
         states.store(run_dir, 2).restore(bare)
-
-
-def test_a_reader_goes_on_to_the_steps_that_a_live_run_has_put_in_the_place_of_those_it_read(
-    run_dir: Root, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    writer = states.store(run_dir, keep_latest=100)
-    steps, load, later = run_dir.child(layout.CHECKPOINTS), arrays.load, [40, 30]
-    writer.save(20, states.make(20), data={})
-    writer.wait()
-
-    def overtaken(path: pathlib.Path, *arguments: Any, **options: Any) -> Any:
-        if not later:
-            return load(path, *arguments, **options)
-        steps.delete(f"{path.parent.name}/", first=layout.MANIFEST)
-        step = later.pop()
-        writer.save(step, states.make(step), data={})
-        writer.wait()
-        raise FileNotFoundError("deleted under the reader")
-
-    monkeypatch.setattr(arrays, "load", overtaken)
-    restored = states.store(run_dir, None).restore(states.abstract(states.make()))
-    assert restored is not None
-    assert restored.step == 40
-    assert states.equal(restored.state, states.make(40))
-    assert "the run deleted step 20.a1 while it was read" in caplog.text
-    assert "is not used" not in caplog.text
-    monkeypatch.undo()
-    writer.close()
