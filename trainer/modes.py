@@ -273,9 +273,12 @@ def _show_sample(run: Run, state: TrainState) -> None:
 
 
 def _next(run: Run) -> str:
-    where = run.options.run_dir
+    where, steps = run.options.run_dir, 2 * run.config.train.steps
+    longer = f"--gin.TrainConfig.steps={steps}"
+    if run.config.schedule.decay_steps is not None:
+        longer += f" --gin.ScheduleConfig.decay_steps={steps} --allow_change="
+        longer += "ScheduleConfig.decay_steps"
     return (
         f"Results: {where}/summary.json, metrics: {where}/metrics.jsonl.\n"
-        f"Next: train longer with ARGS='--gin.TrainConfig.steps="
-        f"{2 * run.config.train.steps}', or see docs/configuration.md."
+        f"Next: train longer with {longer} (make train ARGS='...'), or see docs/configuration.md."
     )

@@ -1,11 +1,13 @@
 """Every example of every page is true."""
 
 import json
+import re
 
 import jax
 import pytest
 
 from input_pipeline.dataset import build_dataset
+from launch.contract import VARIABLES, ExitCode, ending
 from partitioning.mesh_config import RulesConfig
 from partitioning.rules import mesh_axes
 from tests.docs import pages
@@ -50,6 +52,21 @@ def test_partitioning():
     pages.run("partitioning")
 
 
+@pytest.mark.slow
+def test_processes(folder):
+    pages.run("processes")
+    rows = [json.loads(line) for line in (folder / "two" / "metrics.jsonl").open()]
+    assert [row["step"] for row in rows if row["kind"] == "train"] == [1, 2, 3, 4]
+
+
+def test_the_tables_of_variables_and_exit_codes_are_the_contract():
+    text = (REPOSITORY / "docs" / "processes.md").read_text()
+    named = re.findall(r"^\| `(LAUNCH_\w+)`", text, re.MULTILINE)
+    assert sorted(named) == sorted(VARIABLES.values())
+    shown = re.findall(r"^\| (\d+) \| (.*) \|$", text, re.MULTILINE)
+    assert shown == [(str(int(code)), ending(code).meaning) for code in ExitCode]
+
+
 @pytest.mark.parametrize("table", ["parameters", "activations"])
 def test_the_drawn_rule_tables_are_the_defaults(table):
     drawn = next(e.text for e in pages.examples("partitioning") if e.note == f"rules={table}")
@@ -71,5 +88,5 @@ def test_every_rule_set_has_its_row():
 def test_every_page_with_examples_is_run_by_a_test():
     """Others: test_configuration.py, tests/trainer/checkpoints/test_docs.py."""
     found = {path.stem for path in (REPOSITORY / "docs").glob("*.md") if pages.examples(path.stem)}
-    ours = {"adding_a_dataset", "adding_a_model", "partitioning"}
+    ours = {"adding_a_dataset", "adding_a_model", "partitioning", "processes"}
     assert found == ours | {"configuration", "checkpoints"}

@@ -72,7 +72,7 @@ class ConsoleWriter(MetricWriter):
         parts = [f"step {row.step}/{self._steps}"]
         values = row.values
         if "loss" in values:
-            parts.append(f"loss {values['loss']:.4f}")
+            parts.append(f"loss {values.get('loss_mean', values['loss']):.4f}")
         if "tokens_per_second" in values:
             parts.append(f"{_short(values['tokens_per_second'])} tokens/s")
         if "mfu" in values:

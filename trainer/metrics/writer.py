@@ -8,6 +8,7 @@ import abc
 import dataclasses
 import enum
 from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
 
 
 class Kind(enum.StrEnum):
@@ -72,7 +73,8 @@ class Several(MetricWriter):
 class Thinned(MetricWriter):
     """Passes on training rows whose step is a multiple of ``every``, the last one, and all others.
 
-    Which steps those are depends on nothing that a restart could lose.
+    Which steps those are depends on nothing that a restart could lose. A row that is passed on also
+    has ``loss_mean``, over the training rows since the last one.
     """
 
     def __init__(self, writer: MetricWriter, *, every: int, last: int) -> None:
@@ -81,12 +83,19 @@ class Thinned(MetricWriter):
                 f"LoggingConfig.every={every}; rows are written every 1 or more steps."
             )
         self._writer, self._every, self._last = writer, every, last
+        self._losses: list[float] = []
 
     def write(self, row: Row) -> None:
         """See `MetricWriter.write`."""
-        due = row.step % self._every == 0 or row.step == self._last
-        if due or row.kind is not Kind.TRAIN:
+        if row.kind is not Kind.TRAIN:
             self._writer.write(row)
+            return
+        if "loss" in row.values:
+            self._losses.append(row.values["loss"])
+        if row.step % self._every == 0 or row.step == self._last:
+            mean = {"loss_mean": fmean(self._losses)} if self._losses else {}
+            self._losses = []
+            self._writer.write(Row(row.step, row.kind, {**row.values, **mean}))
 
     def flush(self) -> None:
         """See `MetricWriter.flush`."""

@@ -77,7 +77,14 @@ def seaweed(directory: pathlib.Path) -> Iterator[dict[str, str]]:
     command = [
         *(str(binary), "-logtostderr=true", "server", f"-dir={directory}"),
         *("-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-master.port={master}", "-filer"),
-        *(f"-volume.port={volume}", f"-filer.port={filer}", "-s3", f"-s3.port={s3}"),
+        *(
+            f"-volume.port={volume}",
+            f"-filer.port={filer}",
+            "-s3",
+            "-s3.port.iceberg=0",
+            "-s3.port.lance=0",
+            f"-s3.port={s3}",
+        ),
         *(f"-master.port.grpc={grpc['master']}", f"-volume.port.grpc={grpc['volume']}"),
         *(f"-filer.port.grpc={grpc['filer']}", f"-s3.port.grpc={grpc['s3']}"),
         *(f"-s3.config={config}", "-volume.max=20", "-master.volumeSizeLimitMB=64"),
