@@ -11,7 +11,6 @@ import resource
 import subprocess
 import sys
 import time
-from types import TracebackType
 from typing import Any, Self
 
 from benchmarks.work import Subject, Work
@@ -82,12 +81,7 @@ class Worker:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()

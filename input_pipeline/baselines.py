@@ -5,15 +5,14 @@ scored on the held-out split's. A language model that has learned anything beats
 """
 
 import dataclasses
-from collections.abc import Iterator
 
 import numpy as np
 
-from input_pipeline.source import Source
+from input_pipeline.source import Source, read_all
 
 _BYTES = 256
 _START = _BYTES  # context of a document's first byte
-_CHUNK = 512
+_DOCUMENTS_PER_READ = 512
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,19 +47,14 @@ def pair_counts(source: Source) -> np.ndarray:
       document.
     """
     counts = np.zeros((_BYTES + 1) * _BYTES, dtype=np.int64)
-    for text, lengths in _chunks(source):
+    for part in read_all(source, at_once=_DOCUMENTS_PER_READ):
+        text, lengths = part["text"], part["lengths"]
         context = np.empty(len(text), dtype=np.int64)
         context[1:] = text[:-1]
         first = (np.cumsum(lengths) - lengths)[lengths > 0]
         context[first] = _START
         counts += np.bincount(context * _BYTES + text, minlength=len(counts))
     return counts.reshape(_BYTES + 1, _BYTES)
-
-
-def _chunks(source: Source) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    for start in range(0, len(source), _CHUNK):
-        part = source.read(np.arange(start, min(start + _CHUNK, len(source))))
-        yield part["text"], part["lengths"]
 
 
 def _bits(fitted: np.ndarray, scored: np.ndarray) -> float:

@@ -16,7 +16,14 @@ import numpy as np
 
 from input_pipeline.data_config import JsonLines, SourceConfig, Split, StandardLibrary, TextFiles
 from input_pipeline.manifest import FileRecord, Manifest, file_digest
-from input_pipeline.source import FileDocuments, JsonLineDocuments, Source, Subset, split_ragged
+from input_pipeline.source import (
+    FileDocuments,
+    JsonLineDocuments,
+    Source,
+    Subset,
+    read_all,
+    split_ragged,
+)
 
 _NOT_LIBRARY = frozenset(
     {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
@@ -154,8 +161,7 @@ def _json_lines(config: JsonLines) -> Corpus:
 
 def _content_shares(source: Source) -> np.ndarray:
     shares: list[float] = []
-    for start in range(0, len(source), _LINES_PER_READ):
-        part = source.read(np.arange(start, min(start + _LINES_PER_READ, len(source))))
+    for part in read_all(source, at_once=_LINES_PER_READ):
         shares += [hash_share(text) for text in split_ragged(part["text"], part["lengths"])]
     return np.array(shares)
 

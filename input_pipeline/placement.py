@@ -9,7 +9,6 @@ import collections
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
 import jax
@@ -170,12 +169,7 @@ class DevicePrefetcher:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
 

@@ -6,7 +6,7 @@ cheap copies.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -129,6 +129,12 @@ class Subset:
     def read(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """See `Source.read`."""
         return self._source.read(self._indices[indices])
+
+
+def read_all(source: Source, *, at_once: int) -> Iterator[dict[str, np.ndarray]]:
+    """Yields all documents in order, as `Source.read` gives them, ``at_once`` at a time."""
+    for start in range(0, len(source), at_once):
+        yield source.read(np.arange(start, min(start + at_once, len(source))))
 
 
 def ragged_text(texts: Sequence[bytes]) -> dict[str, np.ndarray]:

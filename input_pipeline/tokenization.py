@@ -21,7 +21,7 @@ from input_pipeline.corpus import Corpus, open_corpus
 from input_pipeline.data_config import SourceConfig, Split, TokenizerConfig, TrainedBpe
 from input_pipeline.manifest import digest_of
 from input_pipeline.permutation import derive_key, permute
-from input_pipeline.source import Source, split_ragged
+from input_pipeline.source import Source, read_all, split_ragged
 from input_pipeline.token_store import (
     STORE_VERSION,
     SplitRecord,
@@ -113,16 +113,15 @@ def _write_split(
 ) -> SplitRecord:
     writer = SplitWriter(folder, split=split, vocab_size=tokenizer.vocab_size)
     progress = _Progress(f"Tokenizing {split}", total=len(source))
-    text_bytes = counted = 0
-    for start in range(0, len(source), _DOCUMENTS_PER_READ):
-        stop = min(start + _DOCUMENTS_PER_READ, len(source))
-        part = source.read(np.arange(start, stop))
+    documents = text_bytes = counted = 0
+    for part in read_all(source, at_once=_DOCUMENTS_PER_READ):
         encoded = tokenizer.encode_batch(split_ragged(part["text"], part["lengths"]))
         tokens, lengths = _with_ends(encoded, bos=tokenizer.bos, eos=tokenizer.eos)
         writer.append(tokens, lengths=lengths)
         text_bytes += len(part["text"])
         counted += int(tokenizer.token_bytes[tokens].sum())
-        progress.show(stop)
+        documents += len(part["lengths"])
+        progress.show(documents)
     if counted != text_bytes:
         logging.warning(
             "The tokens of %s stand for %d bytes, but the text has %d: this tokenizer changes text "

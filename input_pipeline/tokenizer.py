@@ -5,11 +5,10 @@ ordinary text; ``token_bytes`` counts the UTF-8 bytes that each token stands for
 in nats per token becomes exact bits per byte.
 """
 
-import dataclasses
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -132,27 +131,17 @@ class HuggingFaceTokenizer:
         return json.dumps({"kind": "huggingface", "bos": bos, "eos": eos, "spec": self._spec})
 
 
-@dataclasses.dataclass(frozen=True)
-class _CountByteLevel:
-    """In a byte-level vocabulary each character of a token's name stands for one byte."""
-
-    def __call__(self, token: str) -> int:
-        return len(token)
-
-
-@dataclasses.dataclass(frozen=True)
-class _CountText:
+def _sentence_piece_bytes(token: str) -> int:
     """In a SentencePiece-like vocabulary "▁" is a space and <0x41> a byte."""
-
-    def __call__(self, token: str) -> int:
-        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-            return 1
-        return len(token.replace("▁", " ").encode())
+    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        return 1
+    return len(token.replace("▁", " ").encode())
 
 
-def _byte_counter(spec: dict) -> "_CountByteLevel | _CountText":
+def _byte_counter(spec: dict[str, Any]) -> Callable[[str], int]:
+    """Returns token's name -> bytes; in a byte-level vocabulary a character stands for a byte."""
     stages = json.dumps([spec.get("pre_tokenizer"), spec.get("decoder")])
-    return _CountByteLevel() if '"ByteLevel"' in stages else _CountText()
+    return len if '"ByteLevel"' in stages else _sentence_piece_bytes
 
 
 def tokenizer_from_json(text: str, *, where: str) -> Tokenizer:

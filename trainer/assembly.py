@@ -6,12 +6,11 @@ that the launcher knows.
 
 import contextlib
 import dataclasses
-import errno
 import pathlib
 from collections.abc import Iterator
-from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from input_pipeline.dataset import Dataset, build_dataset
@@ -19,6 +18,7 @@ from input_pipeline.evaluation import EvaluationBatches
 from input_pipeline.placement import local_rows
 from launch.contract import ExitCode
 from partitioning.mesh import build_mesh
+from trainer.checkpoints.root import UNWRITABLE
 from trainer.distributed import Participant
 from trainer.endings import user_error
 from trainer.program import Program, build_program, build_task
@@ -72,7 +72,7 @@ class Setup:
     shardings: dict[str, NamedSharding]
 
     @property
-    def rows(self) -> Any:
+    def rows(self) -> np.ndarray:
         """Rows of the global batch that this process's devices hold."""
         return local_rows(next(iter(self.shardings.values())), self.config.data.global_batch)
 
@@ -98,7 +98,7 @@ def assemble(config: RunConfig) -> tuple[Program, dict[str, NamedSharding]]:
       UserError: mesh, rules, model, schedule and batch do not fit together.
     """
     with user_error(ExitCode.CONFIGURATION):
-        check_precision(config)
+        check_decoder(config)
         mesh = build_mesh(config.mesh)
         check_batch(config, mesh=mesh)
         task = build_task(config.task)
@@ -152,7 +152,7 @@ def _cache_errors(cache_dir: pathlib.Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
+        if error.errno not in UNWRITABLE:
             raise
         raise ValueError(
             f"The data cannot be prepared: {error}. Prepared data is kept in "
@@ -160,10 +160,17 @@ def _cache_errors(cache_dir: pathlib.Path) -> Iterator[None]:
         ) from error
 
 
-def check_precision(config: RunConfig) -> None:
-    """Raises ValueError where jax would compute in fewer bits than the model asks for."""
-    task = config.task
-    if not isinstance(task, LanguageModel) or jax.config.jax_enable_x64:
+def check_decoder(config: RunConfig) -> None:
+    """Raises ValueError where a decoder asks for what jax or the length of a row does not allow."""
+    task, length = config.task, config.data.sequence_length
+    if not isinstance(task, LanguageModel):
+        return
+    if length % task.model.loss_chunks:
+        raise ValueError(
+            f"DecoderConfig.loss_chunks={task.model.loss_chunks} does not divide "
+            f"DataConfig.sequence_length={length}."
+        )
+    if jax.config.jax_enable_x64:
         return
     for field in ("dtype", "param_dtype"):
         if getattr(task.model, field) == "float64":

@@ -5,6 +5,7 @@ later statement overrides: names, scopes, macros, references and types. All prob
 """
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 from trainer.config_errors import COMMAND_LINE, Location, Problem, nearest
@@ -80,7 +81,9 @@ class _Lint:
         self.used_macros: set[str] = set()
         self.scopes = schema.scopes()
         for statement in self.statements:
-            self.scopes.update(_reference_scopes(statement.value))
+            for part in _parts(statement.value):
+                if isinstance(part, RawReference):
+                    self.scopes.update(part.scopes)
 
     def check(self) -> Checked:
         effective: dict[tuple[tuple[str, ...], str, str], Binding] = {}
@@ -93,7 +96,8 @@ class _Lint:
             if binding is not None:
                 key = (binding.scope, binding.cls, binding.field)
                 if key in effective:
-                    replaced.update(_referenced(effective.pop(key).value))
+                    before = _parts(effective.pop(key).value)
+                    replaced.update(p.cls.__name__ for p in before if isinstance(p, Reference))
                 effective[key] = binding
         self._check_overridden()
         self._check_unused_macros(tuple(effective.values()))
@@ -264,7 +268,8 @@ class _Lint:
             return  # a statement that could not be read may use it
         for statement in self.statements:
             if statement.is_macro:  # a macro used only by a used macro counts as used
-                self.used_macros.update(_macro_names(statement.value))
+                parts = _parts(statement.value)
+                self.used_macros.update(p.name for p in parts if isinstance(p, MacroUse))
         effective = {name for binding in bindings for name, _ in binding.macros}
         for name, statement in self.macros.items():
             at_all = name in self.used_macros
@@ -278,28 +283,10 @@ class _Lint:
             self._report(f"The macro {name} has no effect: {reason}.", statement.location, near)
 
 
-def _reference_scopes(value: Any) -> set[str]:
-    match value:
-        case RawReference():
-            return set(value.scopes)
-        case list() | tuple():
-            return set().union(*(_reference_scopes(item) for item in value))
-    return set()
-
-
-def _referenced(value: Any) -> set[str]:
-    """Names of the classes that a checked value asks for."""
-    if isinstance(value, Reference):
-        return {value.cls.__name__}
-    if isinstance(value, tuple):
-        return set().union(*(_referenced(item) for item in value))
-    return set()
-
-
-def _macro_names(value: Any) -> set[str]:
-    match value:
-        case MacroUse(name):
-            return {name}
-        case list() | tuple():
-            return set().union(*(_macro_names(item) for item in value))
-    return set()
+def _parts(value: Any) -> Iterator[Any]:
+    """Yields what a value consists of, lists and tuples taken apart."""
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from _parts(item)
+    else:
+        yield value

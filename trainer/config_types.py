@@ -60,7 +60,9 @@ def _conform_union(value: Any, annotation: Any, arguments: tuple[Any, ...]) -> A
 
 def _conform_tuple(value: Any, annotation: Any, arguments: tuple[Any, ...]) -> Any:
     if not isinstance(value, (tuple, list)):
-        hint = f"; a tuple of one is written ({value!r},)" if not _is_reference(value) else ""
+        hint = (
+            f"; a tuple of one is written ({value!r},)" if not isinstance(value, Reference) else ""
+        )
         raise TypeMismatch(f"{_mismatch(value, annotation)}{hint}")
     if not arguments:
         return tuple(value)
@@ -88,7 +90,7 @@ def _conform_plain(value: Any, annotation: Any) -> Any:
         raise _mismatch(value, annotation)
     if not isinstance(annotation, type):
         raise TypeError(f"Fields of configuration cannot be annotated {annotation!r}.")
-    if _is_reference(value):
+    if isinstance(value, Reference):
         if issubclass(value.cls, annotation):
             return value
         raise _mismatch(value, annotation)
@@ -101,10 +103,6 @@ def _conform_plain(value: Any, annotation: Any) -> Any:
     if type(value) is annotation:
         return value
     raise _mismatch(value, annotation)
-
-
-def _is_reference(value: Any) -> bool:
-    return isinstance(value, Reference)
 
 
 def _mismatch(value: Any, annotation: Any) -> TypeMismatch:

@@ -10,9 +10,11 @@ import contextlib
 import json
 import multiprocessing
 import os
+import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from multiprocessing import util
 from typing import NoReturn
@@ -68,7 +70,6 @@ class Participant:
         self.saved_step: int | None = None
         self._leaving = threading.RLock()
         self._last_acts: list[Callable[[], None]] = []
-        self._joined = False
         self._progress: tuple[Phase, int] | None = None
 
     @property
@@ -87,7 +88,6 @@ class Participant:
         self.coordination = join(
             self.environment, initialization_s=initialization_s, heartbeat_s=heartbeat_s
         )
-        self._joined = True
         self.preemption.connect(self.coordination)
         threading.Thread(target=self._hear_of_failures, daemon=True, name="failures").start()
         if self.environment is not None:
@@ -197,16 +197,20 @@ class Participant:
         cascade: bool = False,
         error: BaseException | None = None,
     ) -> RankExit:
-        return endings.rank_exit(
+        text = "".join(traceback.format_exception(error)) if error is not None else ""
+        return RankExit(
             attempt=self.attempt,
             rank=self.rank,
-            code=code,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            code=int(code),
             cause=cause,
             message=message,
+            time=time.time(),
             cascade=cascade,
             step=self.step,
             saved_step=self.saved_step,
-            error=error,
+            traceback=text,
         )
 
     def _act(self) -> None:

@@ -7,16 +7,11 @@ is its first cause, never one of the failures that follow from it.
 
 import contextlib
 import dataclasses
-import errno
-import os
 import re
-import socket
-import time
-import traceback
 from collections.abc import Iterator
 
 from launch.contract import ContractError, ExitCode, RankExit, Reason, reason_of
-from trainer.checkpoints.root import Root
+from trainer.checkpoints.root import FULL, Root
 from trainer.config_errors import ConfigError
 from trainer.coordination import PeersMissingError
 
@@ -25,7 +20,6 @@ _STATUS = re.compile(
     r"(CANCELLED|UNKNOWN|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED|FAILED_PRECONDITION|ABORTED|INTERNAL"
     r"|UNAVAILABLE|DATA_LOSS): "
 )
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 _MEMORY = ("RESOURCE_EXHAUSTED",)
 _PEER = (
     "Gloo",
@@ -104,7 +98,7 @@ def classify(error: BaseException) -> Classified:
             return Classified(ExitCode.CONFIGURATION)
         if isinstance(cause, (PeersMissingError, PeerLostError)):
             return Classified(ExitCode.INFRASTRUCTURE, cascade=True)
-        if isinstance(cause, OSError) and cause.errno in _FULL:
+        if isinstance(cause, OSError) and cause.errno in FULL:
             return Classified(ExitCode.HOLD)
         code = getattr(cause, "exit_code", None)
         if isinstance(code, int):
@@ -116,36 +110,6 @@ def classify(error: BaseException) -> Classified:
             if any(sign in text for sign in _PEER):
                 return Classified(ExitCode.INFRASTRUCTURE, cascade=True)
     return Classified(ExitCode.EXCEPTION)
-
-
-def rank_exit(
-    *,
-    attempt: int,
-    rank: int,
-    code: int,
-    cause: str,
-    message: str,
-    cascade: bool = False,
-    step: int | None = None,
-    saved_step: int | None = None,
-    error: BaseException | None = None,
-) -> RankExit:
-    """Returns the record of this process's end, as of now."""
-    text = "".join(traceback.format_exception(error)) if error is not None else ""
-    return RankExit(
-        attempt=attempt,
-        rank=rank,
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        code=int(code),
-        cause=cause,
-        message=message,
-        time=time.time(),
-        cascade=cascade,
-        step=step,
-        saved_step=saved_step,
-        traceback=text,
-    )
 
 
 def first_line(error: BaseException) -> str:

@@ -4,7 +4,6 @@ import collections
 from collections.abc import Callable
 
 import jax
-import numpy as np
 
 from input_pipeline.evaluation import EvaluationBatches
 from input_pipeline.placement import DevicePrefetcher
@@ -52,4 +51,4 @@ def evaluate(
 def _add(sums: collections.Counter[str], scores: Metrics | None) -> None:
     """Fetches the scores of the batch before, while the devices work on the next one."""
     if scores is not None:
-        sums.update({name: float(np.float64(v)) for name, v in jax.device_get(scores).items()})
+        sums.update({name: float(v) for name, v in jax.device_get(scores).items()})

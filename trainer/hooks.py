@@ -1,9 +1,11 @@
-"""What happens around steps: rows of metrics, evaluation, checkpoints, profiles.
+"""What happens around steps: rows of metrics, evaluation, checkpoints, start-up, profiles.
 
-The order in a run is recorder, evaluator, saver, profiler: a row is written before the step's
-checkpoint can be committed, and what is restored has been evaluated.
+The order in a run is recorder, evaluator, saver, then the others: a row is written before the
+step's checkpoint can be committed, and what is restored has been evaluated.
 """
 
+import dataclasses
+import json
 import pathlib
 import time
 from collections.abc import Callable
@@ -12,18 +14,46 @@ import jax
 from absl import logging
 
 from launch.contract import Phase
+from trainer.checkpoints.root import Root
 from trainer.checkpoints.store import CheckpointStore
 from trainer.distributed import Participant
 from trainer.flops import Utilization
-from trainer.loop import StepResult
+from trainer.loop import Hook, StepResult
 from trainer.metrics.writer import Kind, MetricWriter, Row
+from trainer.startup import StartupClock
 from trainer.state import TrainState, to_portable
 from trainer.task import Task
 
 Scores = dict[str, float]
 
 
-class Recorder:
+@dataclasses.dataclass
+class Totals:
+    """Sums over the steps of an attempt.
+
+    Attributes:
+      steps: how many there were.
+      seconds: their duration, pauses excluded. The first step compiles, which would hide the pace
+        of all others: neither this nor ``tokens`` and ``data_wait_s`` count it.
+      tokens: weight of their losses.
+      data_wait_s: seconds that the loop waited for batches.
+      blocked_s: seconds that it waited for checkpoints.
+      metrics_s: seconds that writing rows took.
+    """
+
+    steps: int = 0
+    seconds: float = 0.0
+    tokens: float = 0.0
+    data_wait_s: float = 0.0
+    blocked_s: float = 0.0
+    metrics_s: float = 0.0
+
+    def per_second(self, amount: float) -> float | None:
+        """Returns ``amount`` divided by ``seconds``; None where no second counts."""
+        return amount / self.seconds if self.seconds else None
+
+
+class Recorder(Hook):
     """Turns each step's numbers into a row: loss, norms, rate, speed, waits, memory."""
 
     def __init__(
@@ -40,8 +70,7 @@ class Recorder:
         self._last = time.perf_counter()
         self._paused = 0.0
         self._blocked = 0.0
-        self.totals = {"steps": 0, "seconds": 0.0, "tokens": 0.0, "data_wait": 0.0, "save": 0.0}
-        self.totals["metrics"] = 0.0
+        self.totals = Totals()
 
     def reported(self, result: StepResult) -> None:
         """Writes the row of a step."""
@@ -69,19 +98,18 @@ class Recorder:
         values |= {} if mfu is None else {"mfu": mfu}
         values |= _memory()
         self._writer.write(Row(result.step, Kind.TRAIN, values))
-        self._count(seconds, weight, result.wait_s)
+        self._count(seconds, tokens=weight, wait_s=result.wait_s)
         self._blocked = 0.0
         self._participant.progress(Phase.STEP, step=result.step)
-        self.totals["metrics"] += time.perf_counter() - now
+        self.totals.metrics_s += time.perf_counter() - now
 
-    def _count(self, seconds: float, tokens: float, wait: float) -> None:
-        self.totals["save"] += self._blocked
-        # The first step of an attempt compiles; it would hide the pace of all others.
-        if self.totals["steps"]:
-            self.totals["data_wait"] += wait
-            self.totals["seconds"] += seconds
-            self.totals["tokens"] += tokens
-        self.totals["steps"] += 1
+    def _count(self, seconds: float, *, tokens: float, wait_s: float) -> None:
+        self.totals.blocked_s += self._blocked
+        if self.totals.steps:
+            self.totals.data_wait_s += wait_s
+            self.totals.seconds += seconds
+            self.totals.tokens += tokens
+        self.totals.steps += 1
 
     def blocked(self, seconds: float) -> None:
         """A checkpoint kept the loop waiting."""
@@ -99,17 +127,8 @@ class Recorder:
         """Makes all rows so far as durable as a checkpoint."""
         self._writer.flush()
 
-    def due(self, step: int) -> bool:
-        """Never: rows need no boundary."""
-        del step
-        return False
 
-    def at_boundary(self, state: TrainState, step: int) -> None:
-        """See Hook."""
-        del state, step
-
-
-class Evaluator:
+class Evaluator(Hook):
     """Scores held-out data every so many steps and at the end."""
 
     def __init__(
@@ -129,13 +148,9 @@ class Evaluator:
         """Returns the scores of ``step``, or None where it was not evaluated."""
         return self._newest[1] if self._newest and self._newest[0] == step else None
 
-    def reported(self, result: StepResult) -> None:
-        """See Hook; nothing to do."""
-        del result
-
     def due(self, step: int) -> bool:
         """See Hook."""
-        return step == self._last or (self._every > 0 and step % self._every == 0)
+        return _is_due(step, every=self._every, last=self._last)
 
     def at_boundary(self, state: TrainState, step: int) -> None:
         """Evaluates and writes a row."""
@@ -147,7 +162,7 @@ class Evaluator:
         self._recorder.paused(time.perf_counter() - start)
 
 
-class Saver:
+class Saver(Hook):
     """Saves every so many steps and at the end, and raises what went wrong in the background."""
 
     def __init__(
@@ -173,7 +188,7 @@ class Saver:
 
     def due(self, step: int) -> bool:
         """See Hook."""
-        return step == self._last or (self._every > 0 and step % self._every == 0)
+        return _is_due(step, every=self._every, last=self._last)
 
     def at_boundary(self, state: TrainState, step: int) -> None:
         """Starts a save; returns when the arrays may be changed."""
@@ -191,7 +206,41 @@ class Saver:
         self._participant.saved_step = step
 
 
-class Profiler:
+class StartupReport(Hook):
+    """Says once, when the first step is done, where the time until then went."""
+
+    def __init__(
+        self,
+        clock: StartupClock,
+        *,
+        say: Callable[[str], None],
+        details: Callable[[], dict[str, float]],
+        root: Root | None,
+        key: str,
+    ) -> None:
+        """``details`` adds seconds that ran beside the phases; ``root`` takes the record."""
+        self._clock, self._say, self._details = clock, say, details
+        self._root, self._key = root, key
+        self._done = False
+
+    def reported(self, result: StepResult) -> None:
+        """Prints and writes the record after the first step."""
+        del result
+        if self._done:
+            return
+        self._done = True
+        self._clock.ended("first_step")
+        phases, beside = self._clock.phases, self._details()
+        total = sum(phases.values())
+        record = {"total_s": total, "phases_s": phases, "beside_s": beside}
+        self._say(
+            f"First step after {total:.1f} s: {_seconds(phases)}. Beside that: {_seconds(beside)}."
+        )
+        if self._root is not None:
+            self._root.write(self._key, json.dumps(record, indent=1).encode())
+
+
+class Profiler(Hook):
     """Records a trace of steps ``first`` to ``last``, both included."""
 
     def __init__(self, folder: pathlib.Path, *, first: int, last: int, start: int = 0) -> None:
@@ -204,10 +253,6 @@ class Profiler:
         self._running = False
         if first - 1 <= start < last:
             self._begin()
-
-    def reported(self, result: StepResult) -> None:
-        """See Hook; nothing to do."""
-        del result
 
     def due(self, step: int) -> bool:
         """See Hook; boundaries before the first and after the last traced step."""
@@ -233,8 +278,16 @@ class Profiler:
             logging.info("Profile written to %s", self._folder)
 
 
+def _is_due(step: int, *, every: int, last: int) -> bool:
+    return step == last or (every > 0 and step % every == 0)
+
+
 def _memory() -> dict[str, float]:
     """Peak and current bytes of the first local device, where the backend tells."""
     stats = jax.local_devices()[0].memory_stats() or {}
     names = {"bytes_in_use": "memory_bytes", "peak_bytes_in_use": "memory_peak_bytes"}
     return {ours: float(stats[theirs]) for theirs, ours in names.items() if theirs in stats}
+
+
+def _seconds(seconds: dict[str, float]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {value:.1f}" for name, value in seconds.items())

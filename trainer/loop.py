@@ -29,14 +29,16 @@ class StepResult:
     wait_s: float
 
 
-class Hook(Protocol):
-    """Something that happens around steps; called by all processes alike."""
+class Hook:
+    """Something that happens around steps; called by all processes alike. Does nothing itself."""
 
     def reported(self, result: StepResult) -> None:
         """A step's numbers are known; the next step may already run."""
 
     def due(self, step: int) -> bool:
         """Whether ``at_boundary`` is to be called after ``step`` steps."""
+        del step
+        return False
 
     def at_boundary(self, state: TrainState, step: int) -> None:
         """All steps so far are done and reported; ``state`` is theirs."""

@@ -1,7 +1,6 @@
 """What ``--mode`` selects: training a run to its end, or scoring one of its steps."""
 
 import contextlib
-import json
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 from absl import logging
 
 from input_pipeline.placement import DevicePrefetcher
+from trainer import finite_json
 from trainer.assembly import Options, Setup
 from trainer.checkpoints.store import CheckpointStore
 from trainer.config import LoadedConfig
@@ -19,7 +19,7 @@ from trainer.distributed import Participant
 from trainer.endings import PreemptedError, UserError, classify
 from trainer.evaluation import evaluate
 from trainer.flops import step_flops, utilization
-from trainer.hooks import Evaluator, Profiler, Recorder, Saver, Scores
+from trainer.hooks import Evaluator, Profiler, Recorder, Saver, Scores, StartupReport
 from trainer.loop import Hook, train
 from trainer.metrics.console import ConsoleWriter
 from trainer.metrics.jsonl import JsonlWriter, read_rows
@@ -28,7 +28,6 @@ from trainer.metrics.tensorboard import TensorBoardWriter
 from trainer.metrics.writer import Kind, MetricWriter, Several, Thinned
 from trainer.run import Run, read_step
 from trainer.sampling import sample
-from trainer.startup import StartupReport
 from trainer.state import TrainState
 from trainer.step import build_eval_step
 
@@ -66,7 +65,7 @@ def train_run(run: Run) -> None:
         writer.flush()
         summary = _summarize(run, recorder, evaluator.scores(steps) or _scored(run, steps) or {})
         if run.participant.rank == 0:
-            run.directory.root.write("summary.json", json.dumps(summary, indent=1).encode())
+            run.directory.root.write("summary.json", finite_json.dumps(summary, indent=1).encode())
         run.say(_show(summary))
         _show_sample(run, state)
         run.say(_next(run))
@@ -83,7 +82,7 @@ def evaluate_run(loaded: LoadedConfig, *, options: Options, participant: Partici
     scores = _score(setup)(state)
     if scores is None:
         raise PreemptedError("SIGTERM during the evaluation; start it again.")
-    setup.say(json.dumps({"step": step, **scores}))
+    setup.say(finite_json.dumps({"step": step, **scores}))
 
 
 def _check_best_metric(run: Run) -> None:
@@ -239,14 +238,13 @@ def _scored(run: Run, step: int) -> Scores | None:
 
 def _summarize(run: Run, recorder: Recorder, scores: Scores) -> dict[str, Any]:
     totals = recorder.totals
-    seconds = totals["seconds"]
     summary: dict[str, Any] = {
         "steps": run.config.train.steps,
         "attempt": run.directory.attempt,
-        "tokens_per_second": totals["tokens"] / seconds if seconds else None,
-        "data_wait_share": totals["data_wait"] / seconds if seconds else None,
-        "metrics_share": totals["metrics"] / seconds if seconds else None,
-        "checkpoint_blocked_share": totals["save"] / seconds if seconds else None,
+        "tokens_per_second": totals.per_second(totals.tokens),
+        "data_wait_share": totals.per_second(totals.data_wait_s),
+        "metrics_share": totals.per_second(totals.metrics_s),
+        "checkpoint_blocked_share": totals.per_second(totals.blocked_s),
         **{f"eval_{name}": value for name, value in scores.items()},
     }
     if run.held_out.baselines is not None:

@@ -23,7 +23,7 @@ from trainer.optimizer_config import (
     OptimizerConfig,
     ScheduleConfig,
 )
-from trainer.paths import path_of
+from trainer.paths import leaves, path_of
 
 Axes = tuple[str, ...]
 Schedule = Callable[[jax.Array | int], jax.Array]
@@ -78,7 +78,7 @@ def build_optimizer(config: OptimizerConfig, *, axes: Any) -> optax.GradientTran
       TypeError: an optimizer that has no transformation here.
       ValueError: a group's pattern matches no parameter.
     """
-    paths = [path_of(path) for path, _ in jax.tree.leaves_with_path(axes, is_leaf=_is_axes)]
+    paths = list(leaves(axes, is_leaf=_is_axes))
     for pattern, _, _ in config.groups:
         if not any(re.search(pattern, path) for path in paths):
             raise ValueError(
@@ -209,7 +209,7 @@ def factors(config: OptimizerConfig, parameters: Any) -> tuple[Any, Any]:
         return 1.0, (0.0 if excluded else 1.0)
 
     both = jax.tree_util.tree_map_with_path(lambda path, _: group(path_of(path)), parameters)
-    pick = functools.partial(jax.tree.map, is_leaf=lambda leaf: isinstance(leaf, tuple))
+    pick = functools.partial(jax.tree.map, is_leaf=_is_axes)
     return pick(lambda pair: pair[0], both), pick(lambda pair: pair[1], both)
 
 

@@ -17,6 +17,12 @@ def path_of(path: tuple[Any, ...]) -> str:
     return "/".join(_name(key) for key in path)
 
 
+def leaves(tree: Tree, *, is_leaf: Callable[[Any], bool] | None = None) -> dict[str, Any]:
+    """Returns path -> leaf, in the tree's order."""
+    named = jax.tree.leaves_with_path(tree, is_leaf=is_leaf)
+    return {path_of(path): leaf for path, leaf in named}
+
+
 def nest(flat: Mapping[str, Any]) -> Tree:
     """Turns ``{"a/b": x}`` into ``{"a": {"b": x}}``."""
     tree: dict[str, Any] = {}
@@ -42,17 +48,16 @@ def split_frozen(
     """
     if not frozen:
         return parameters, {}
-    named = jax.tree.leaves_with_path(parameters, is_leaf=is_leaf)
-    leaves = {path_of(path): leaf for path, leaf in named}
+    flat = leaves(parameters, is_leaf=is_leaf)
     for pattern in frozen:
-        if not any(re.search(pattern, path) for path in leaves):
+        if not any(re.search(pattern, path) for path in flat):
             raise ValueError(f"TrainConfig.frozen: {pattern!r} matches no parameter path.")
-    fixed = {path for path in leaves if any(re.search(pattern, path) for pattern in frozen)}
-    if len(fixed) == len(leaves):
+    fixed = {path for path in flat if any(re.search(pattern, path) for pattern in frozen)}
+    if len(fixed) == len(flat):
         raise ValueError(
             f"TrainConfig.frozen={frozen} matches every parameter: nothing is trained."
         )
-    parts = ({p: v for p, v in leaves.items() if (p in fixed) == kept} for kept in (False, True))
+    parts = ({p: v for p, v in flat.items() if (p in fixed) == kept} for kept in (False, True))
     trainable, kept = (nest(part) for part in parts)
     return trainable, kept
 
@@ -61,8 +66,7 @@ def merge_frozen(trainable: Tree, frozen: Tree) -> Tree:
     """Undoes ``split_frozen``."""
     if not frozen:
         return trainable
-    parts = (*jax.tree.leaves_with_path(trainable), *jax.tree.leaves_with_path(frozen))
-    return nest({path_of(path): leaf for path, leaf in parts})
+    return nest(leaves(trainable) | leaves(frozen))
 
 
 def _name(key: Any) -> str:

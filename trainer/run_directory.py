@@ -8,7 +8,6 @@ owner that still lives are refused before anything is written.
 import contextlib
 import dataclasses
 import enum
-import errno
 import json
 import os
 import pathlib
@@ -19,7 +18,7 @@ from typing import Any
 
 from launch.contract import ContractError, Environment, ExitCode, JournalEntry, RunRecord
 from trainer import config_record, software
-from trainer.checkpoints.root import Root, open_root
+from trainer.checkpoints.root import FULL, UNWRITABLE, Root, open_root
 from trainer.config import LoadedConfig
 from trainer.config_errors import ConfigError
 from trainer.config_record import Difference
@@ -130,7 +129,7 @@ def open_run(
     root = root or open_root(location)
     local = _local_folder(location, environment)
     if coordination.process_index != 0:
-        return _Follower(root, local).hear(coordination)
+        return _hear(root, local=local, coordination=coordination)
     try:
         with _writable(location):
             opened = _Claim(location, root, local, loaded, environment, request or Request()).take()
@@ -174,38 +173,33 @@ def _writable(location: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in FULL:
             message = f"{location}: the disk is full. Free some and start again. {error}"
             raise UserError(message, ExitCode.HOLD) from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
+        if error.errno in UNWRITABLE:
             raise RunDirectoryError(
                 f"{location} cannot be written: {error}. Take another --run_dir."
             ) from error
         raise
 
 
-@dataclasses.dataclass(frozen=True)
-class _Follower:
+def _hear(root: Root, *, local: pathlib.Path, coordination: Coordination) -> RunDirectory:
     """Every process but 0."""
-
-    root: Root
-    local: pathlib.Path
-
-    def hear(self, coordination: Coordination) -> RunDirectory:
-        told = agree(coordination, "run_directory", None, timeout_s=CLAIM_S)
-        if "refused" in told:
-            raise RunDirectoryError(told["refused"])
-        return RunDirectory(
-            root=self.root,
-            local=self.local,
-            run_id=told["run_id"],
-            attempt=told["attempt"],
-            resumed=told["resumed"],
-            changes=tuple(
-                Difference(**{**change, "kind": config_record.Kind(change["kind"])})
-                for change in told["changes"]
-            ),
-        )
+    told = agree(coordination, "run_directory", None, timeout_s=CLAIM_S)
+    if "refused" in told:
+        raise RunDirectoryError(told["refused"])
+    changes = (
+        Difference(**{**change, "kind": config_record.Kind(change["kind"])})
+        for change in told["changes"]
+    )
+    return RunDirectory(
+        root=root,
+        local=local,
+        run_id=told["run_id"],
+        attempt=told["attempt"],
+        resumed=told["resumed"],
+        changes=tuple(changes),
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,7 @@ from partitioning import table
 from partitioning.mesh import axis_sizes
 from partitioning.mesh_config import Rule
 from partitioning.rules import Resolution, optimizer_rules, resolve
-from trainer.paths import nest, path_of, split_frozen
+from trainer.paths import leaves, nest, path_of, split_frozen
 from trainer.program import Program
 
 Tree = Any
@@ -115,7 +115,7 @@ def parameter_rows(program: Program) -> list[table.Row]:
     parameters = abstract_state(program).groups[MODEL].parameters
     return [
         table.row_of(name, leaf, note="; ".join(_resolution(name, leaf, program=program).notes))
-        for name, leaf in ((path_of(p), leaf) for p, leaf in jax.tree.leaves_with_path(parameters))
+        for name, leaf in leaves(parameters).items()
     ]
 
 
@@ -149,13 +149,13 @@ def init_state(program: Program) -> TrainState:
 
 def to_portable(state: TrainState) -> Tree:
     """Returns the state as nested dicts with string keys, the form that checkpoints hold."""
-    return nest({path_of(path): leaf for path, leaf in jax.tree.leaves_with_path(state)})
+    return nest(leaves(state))
 
 
 def from_portable(portable: Tree, like: TrainState) -> TrainState:
     """Undoes ``to_portable``; ``like`` gives the structure."""
-    leaves = {path_of(path): leaf for path, leaf in jax.tree.leaves_with_path(portable)}
-    return jax.tree_util.tree_map_with_path(lambda path, _: leaves[path_of(path)], like)
+    flat = leaves(portable)
+    return jax.tree_util.tree_map_with_path(lambda path, _: flat[path_of(path)], like)
 
 
 def _spec(path: str, leaf: jax.ShapeDtypeStruct, *, program: Program) -> PartitionSpec:

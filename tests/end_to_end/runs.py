@@ -116,8 +116,14 @@ class Scene:
             "LAUNCH_STATE_DIR": str(self.folder / "state"),
         }
         (self.folder / "state").mkdir(exist_ok=True)
+        extra: list[Sequence[str]] = [*[()] * (processes - 1), last_rank]
         return [
-            self.start(run_dir, *arguments, environ={**shared, "LAUNCH_PROCESS_ID": str(rank)})
+            self.start(
+                run_dir,
+                *arguments,
+                *extra[rank],
+                environ={**shared, "LAUNCH_PROCESS_ID": str(rank)},
+            )
             for rank in range(processes)
         ]
 

@@ -72,6 +72,12 @@ EXECUTION = tuple(
     )
 )
 MODELS = (
+    Case(
+        name="fsdp 4 x tensor 2, 8 kv heads",
+        rules="fsdp_tp",
+        mesh=_HYBRID,
+        model=(("kv_heads", 8),),
+    ),
     Case(name="data 8, dropout", rules="ddp", mesh=_DATA, model=_DROPOUT),
     Case(
         name="fsdp 8, dropout, 4 microbatches, remat full, scan",

@@ -1,5 +1,6 @@
 """Real processes on loopback join, stop at one step, and fail together with the cause kept."""
 
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -23,7 +24,7 @@ class Gang:
     """Processes of one attempt, in a run directory of their own."""
 
     def __init__(self, folder, mode, count):
-        self.folder, self.processes = folder, []
+        self.folder, self.processes, self.rest = folder, [], []
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             coordinator = f"127.0.0.1:{probe.getsockname()[1]}"
@@ -60,11 +61,13 @@ class Gang:
         raise AssertionError(f"rank {rank} ended after {lines}: {self.stderr(rank)}")
 
     def codes(self):
+        """Waits for all; reads on meanwhile, because a full pipe would hold a process up."""
+        with concurrent.futures.ThreadPoolExecutor(len(self.processes)) as pool:
+            self.rest = list(pool.map(lambda process: process.stdout.read(), self.processes))
         return [process.wait(timeout=LIMIT_S) for process in self.processes]
 
     def last_step(self, rank):
-        lines = self.processes[rank].stdout.read().split("\n")
-        return [line for line in lines if line.startswith("step")][-1]
+        return [line for line in self.rest[rank].split("\n") if line.startswith("step")][-1]
 
     def stderr(self, rank):
         return (self.folder / f"stderr{rank}").read_text()
@@ -128,7 +131,7 @@ def test_a_second_signal_means_now(start):
     gang.processes[0].send_signal(signal.SIGTERM)
     assert gang.codes() == [75]
     assert "second SIGTERM" in gang.stderr(0)
-    assert gang.processes[0].stdout.read() == "last act\n"
+    assert gang.rest[0] == "last act\n"
 
 
 def test_an_interrupt_from_the_keyboard_is_clean(start):

@@ -4,7 +4,8 @@ import json
 import time
 
 from trainer.checkpoints.root import open_root
-from trainer.startup import StartupClock, StartupReport
+from trainer.hooks import StartupReport
+from trainer.startup import StartupClock
 
 
 def test_phases_add_up_to_the_time_since_the_process_began():

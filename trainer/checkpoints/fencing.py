@@ -11,6 +11,8 @@ Whichever comes second sees the other: either the deleter stops or the step is n
 import dataclasses
 import json
 import uuid
+from collections.abc import Mapping
+from typing import Any
 
 from absl import logging
 
@@ -40,6 +42,23 @@ class Seal:
     def admits(self, name: StepName) -> bool:
         """Whether a step counts under this list."""
         return name.attempt == self.attempt or name in self.accepted
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns what `from_json` reads back, but for the attempt."""
+        parts = {"accepted": self.accepted, "aside": self.aside}
+        return {part: [str(name) for name in sorted(names)] for part, names in parts.items()}
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any], *, attempt: int) -> "Seal":
+        """Returns the list of ``attempt`` that `to_json` gave.
+
+        Raises:
+          ValueError: a name is not of the form ``<step>.a<attempt>``.
+        """
+        accepted, aside = (
+            frozenset(map(layout.parse_strictly, body[part])) for part in ("accepted", "aside")
+        )
+        return cls(attempt, accepted, aside)
 
 
 NOTHING = Seal(attempt=-1, accepted=frozenset(), aside=frozenset())
@@ -96,7 +115,7 @@ def current(root: Root) -> Seal:
     for attempt in sorted(_attempts(root, ".json"), reverse=True):
         data = root.read(f"{layout.SEALED}{attempt}.json")
         try:
-            return _decode(data or b"", attempt)
+            return Seal.from_json(manifest.check_signature(data or b""), attempt=attempt)
         except ValueError as error:
             logging.error("%s: sealed/%d.json is damaged: %s", root.url, attempt, error)
             rebuilt = _rebuild(root, attempt)
@@ -174,21 +193,7 @@ def _attempts(root: Root, suffix: str) -> list[int]:
 
 
 def _encode(seal: Seal, token: str) -> bytes:
-    return manifest.sign(
-        {
-            "version": 1,
-            "attempt": seal.attempt,
-            "accepted": [str(name) for name in sorted(seal.accepted)],
-            "aside": [str(name) for name in sorted(seal.aside)],
-            "token": token,
-        }
-    )
-
-
-def _decode(data: bytes, attempt: int) -> Seal:
-    body = manifest.check_signature(data)
-    names = [frozenset(map(layout.parse_strictly, body[part])) for part in ("accepted", "aside")]
-    return Seal(attempt, names[0], names[1])
+    return manifest.sign({"version": 1, "attempt": seal.attempt, "token": token, **seal.to_json()})
 
 
 def _rebuild(root: Root, attempt: int) -> Seal | None:

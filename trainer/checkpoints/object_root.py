@@ -10,7 +10,7 @@ import os
 import pathlib
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import tensorstore as ts
@@ -42,7 +42,7 @@ def open_bucket(url: str) -> "ObjectRoot":
     return ObjectRoot(f"{scheme}://{bucket}", spec=spec, path=path)
 
 
-def _s3_settings(environ: os._Environ[str] | dict[str, str]) -> dict[str, str]:
+def _s3_settings(environ: Mapping[str, str]) -> dict[str, str]:
     endpoint = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL")
     region = environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")
     settings = {"endpoint": endpoint} if endpoint else {}

@@ -20,6 +20,7 @@ from trainer.checkpoints.restoring import Wanted
 from trainer.checkpoints.root import Root, open_root
 from trainer.checkpoints.session import CheckpointError, Session, join_hosts
 from trainer.coordination import Alone, Coordination
+from trainer.paths import leaves, nest
 from trainer.run_config import CheckpointConfig
 
 PARAMS = "groups/model/parameters"
@@ -62,20 +63,24 @@ def load_params(
     if root.local_path("state") is None:
         session = join_hosts(session, base=staging or pathlib.Path(tempfile.gettempdir()))
     found = _choose(root, name)
-    abstract = structure.leaves(abstract_params)
-    present = _fitting(found, abstract, missing, unused, allow_dtype_change, url)
+    abstract = leaves(abstract_params)
+    present = _fitting(
+        found,
+        abstract,
+        missing=missing,
+        unused=unused,
+        allow_dtype_change=allow_dtype_change,
+        url=url,
+    )
     kept = {f"{PARAMS}/{path}": leaf for path, leaf in abstract.items() if path in present}
-    wanted = Wanted(state=structure.nest(kept), allow_dtype_change=allow_dtype_change, partial=True)
+    wanted = Wanted(state=nest(kept), allow_dtype_change=allow_dtype_change, partial=True)
     try:
         outcome = restoring.restore_one(session, found, wanted, tag=f"load_params/{url}")
     finally:
         session.drop_all_staged()
     logging.info("%s: parameters of step %s loaded", root.url, outcome.name)
-    loaded = {
-        path.removeprefix(f"{PARAMS}/"): leaf
-        for path, leaf in structure.leaves(outcome.state).items()
-    }
-    return structure.nest({path: loaded.get(path) for path in abstract})
+    loaded = {path.removeprefix(f"{PARAMS}/"): leaf for path, leaf in leaves(outcome.state).items()}
+    return nest({path: loaded.get(path) for path in abstract})
 
 
 def find(url: str) -> tuple[Root, StepName | None]:
@@ -131,6 +136,7 @@ def _choose(root: Root, name: StepName | None) -> Manifest:
 def _fitting(
     found: Manifest,
     abstract: dict[str, Any],
+    *,
     missing: Sequence[str],
     unused: Sequence[str],
     allow_dtype_change: bool,

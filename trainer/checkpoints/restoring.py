@@ -15,9 +15,11 @@ from typing import Any
 from absl import logging
 
 from trainer.checkpoints import arrays, fencing, history, layout, manifest, structure
+from trainer.checkpoints.history import History
 from trainer.checkpoints.layout import StepName
 from trainer.checkpoints.manifest import Manifest
 from trainer.checkpoints.session import CheckpointError, Deadline, NoWholeStepError, Session
+from trainer.coordination import agree
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,10 +82,9 @@ def restore(session: Session, wanted: Wanted, *, tag: str) -> Restored | None:
     failures: list[str] = []
     for turn in itertools.count():
         deadline = Deadline(session.config.save_timeout_s)
-        offer = next(offers, _END)
         here = f"{tag}/{turn}"
-        offer = session.peers.broadcast(f"{here}/offer", offer, timeout_s=deadline.left())
-        message = json.loads(offer)
+        offer = next(offers, {"end": ""})
+        message = agree(session.peers, f"{here}/offer", offer, timeout_s=deadline.left())
         if "error" in message:
             raise ValueError(message["error"])
         if "end" in message:
@@ -118,10 +119,7 @@ def restore_one(session: Session, found: Manifest, wanted: Wanted, *, tag: str) 
     raise CheckpointError(f"{session.root.url}/{found.name} cannot be read: {outcome}")
 
 
-_END = json.dumps({"end": True})
-
-
-def _offers(session: Session, step: int | None) -> Iterator[str]:
+def _offers(session: Session, step: int | None) -> Iterator[dict[str, str]]:
     """Rank 0: what to try, in order; also what was found broken on the way, and errors."""
     seal = fencing.current(session.root)
     if session.attempt is not None:
@@ -138,22 +136,35 @@ def _offers(session: Session, step: int | None) -> Iterator[str]:
     for name, reason in seen.broken.items():
         if step in (None, name.step):
             history.set_aside(session.root, name, reason=reason, attempt=session.attempt)
-            yield json.dumps({"broken": f"{name}: {reason}"})
+            yield {"broken": f"{name}: {reason}"}
     for name, reason in seen.aside.items():
         if step in (None, name.step):
             logging.warning("%s: step %s was set aside: %s", session.root.url, name, reason)
-            yield json.dumps({"broken": f"{name}: set aside: {reason}"})
-    if step is not None:
-        names = seen.of_step(step)
-        if not names and not any(n.step == step for n in [*seen.broken, *seen.aside]):
-            yield json.dumps({"error": _no_such_step(session, step, list(seen.usable))})
-    else:
-        unfinished = history.unfinished_restores(session.root)
-        names = seen.in_order(unfinished)
-        _say_worn_out(session, names, unfinished)
-    for name in names:
-        text = manifest.encode(seen.usable[name]).decode()
-        yield json.dumps({"manifest": text})
+            yield {"broken": f"{name}: set aside: {reason}"}
+    if step is not None and not any(
+        n.step == step for n in [*seen.usable, *seen.broken, *seen.aside]
+    ):
+        yield {"error": _no_such_step(session, step, list(seen.usable))}
+    for found in _to_try(session, seen, step=step):
+        yield {"manifest": manifest.encode(found).decode()}
+
+
+def _to_try(session: Session, seen: History, *, step: int | None) -> Iterator[Manifest]:
+    """Rank 0: the usable steps, the best first."""
+    unfinished = history.unfinished_restores(session.root)
+    if step is None:
+        _say_worn_out(session, seen.in_order(unfinished), unfinished)
+    tried: set[StepName] = set()
+    while True:
+        names = seen.in_order(unfinished) if step is None else seen.of_step(step)
+        left = [name for name in names if name not in tried]
+        if not left:
+            return
+        tried.add(left[0])
+        yield seen.usable[left[0]]
+        if session.attempt is None:
+            # A reader's run goes on meanwhile, and may have deleted what the reader saw.
+            seen = history.look(session.root, fencing.current(session.root))
 
 
 def _no_such_step(session: Session, step: int, names: list[StepName]) -> str:

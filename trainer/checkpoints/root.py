@@ -17,7 +17,10 @@ from collections.abc import Iterator
 _CHUNK_BYTES = 8 * 2**20
 _TEMPORARY = ".tmp-"
 _TRASH = ".trash"
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of a disk without room."""
+UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
+"""Errors of a place that is not for this user to write to, or no directory."""
 
 
 class Root(abc.ABC):
@@ -87,22 +90,6 @@ class Root(abc.ABC):
     @abc.abstractmethod
     def put_file(self, key: str, source: pathlib.Path) -> None:
         """Copies a local file to a key."""
-
-    def upload(self, source: pathlib.Path, prefix: str, *, last: str | None = None) -> None:
-        """Copies a local directory below ``prefix``; the file ``last`` in it only at the end."""
-        files = sorted(p for p in source.rglob("*") if p.is_file())
-        keyed = [(p.relative_to(source).as_posix(), p) for p in files]
-        for name, path in sorted(keyed, key=lambda pair: (pair[0] == last, pair[0])):
-            self.put_file(prefix + name, path)
-
-    def download(self, prefix: str, target: pathlib.Path) -> None:
-        """Copies all files below ``prefix`` into a local directory."""
-        for key in self.list(prefix):
-            path = target / key.removeprefix(prefix)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("wb") as out:
-                for chunk in self.chunks(key):
-                    out.write(chunk)
 
     def local_path(self, key: str) -> pathlib.Path | None:
         """The path of a key where it is a file of this machine or a mount, else None."""
@@ -212,7 +199,7 @@ class LocalRoot(Root):
             trash.mkdir(parents=True, exist_ok=True)
             os.rename(target, trash / uuid.uuid4().hex)
         except OSError as error:
-            if error.errno in _FULL:  # no room even for a name: remove it in place
+            if error.errno in FULL:  # no room even for a name: remove it in place
                 shutil.rmtree(target)
             elif not isinstance(error, FileNotFoundError):
                 raise
@@ -243,10 +230,7 @@ class LocalRoot(Root):
         target.parent.mkdir(parents=True, exist_ok=True)
         path = target.parent / f"{_TEMPORARY}{uuid.uuid4().hex}"
         try:
-            with path.open("xb") as out:
-                out.write(data)
-                out.flush()
-                os.fsync(out.fileno())
+            _write_new(path, data)
             yield path
         finally:
             path.unlink(missing_ok=True)
@@ -255,14 +239,18 @@ class LocalRoot(Root):
 def _create_without_links(target: pathlib.Path, data: bytes) -> bool:
     """Exclusive creation for file systems without hard links; a crash can leave a short file."""
     try:
-        with target.open("xb") as out:
-            out.write(data)
-            out.flush()
-            os.fsync(out.fileno())
+        _write_new(target, data)
     except FileExistsError:
         return target.read_bytes() == data
     _sync_directory(target.parent)
     return True
+
+
+def _write_new(path: pathlib.Path, data: bytes) -> None:
+    with path.open("xb") as out:
+        out.write(data)
+        out.flush()
+        os.fsync(out.fileno())
 
 
 def _sync_directory(path: pathlib.Path) -> None:

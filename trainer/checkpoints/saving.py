@@ -8,7 +8,6 @@ accepted by every later attempt.
 
 import dataclasses
 import json
-import math
 import os
 import pathlib
 import shutil
@@ -18,12 +17,14 @@ from typing import Any
 
 from absl import logging
 
+from trainer import finite_json
 from trainer.checkpoints import fencing, layout, manifest
 from trainer.checkpoints.arrays import Writing
 from trainer.checkpoints.layout import StepName
 from trainer.checkpoints.manifest import FileRecord, Manifest
 from trainer.checkpoints.root import Root
 from trainer.checkpoints.session import CheckpointError, Deadline, DiskFullError, Session, merge
+from trainer.coordination import agree
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,7 +52,7 @@ def document(value: Mapping[str, Any]) -> bytes:
       ValueError: something in it is not JSON.
     """
     try:
-        return json.dumps(_finite(value), allow_nan=False, indent=1).encode()
+        return finite_json.dumps(value, indent=1).encode()
     except TypeError as error:
         raise ValueError(f"Only JSON can be saved beside the arrays: {error}") from error
 
@@ -102,8 +103,8 @@ def _commit(
     files = {path: [record.bytes, record.sha256] for path, record in own.items()}
     report = json.dumps({"fault": fault, "files": files})
     reports = session.peers.gather(f"{tag}/files", report, timeout_s=deadline.left())
-    text = _publish(session, job, reports, stop) if session.rank == 0 else ""
-    verdict = json.loads(session.peers.broadcast(f"{tag}/end", text, timeout_s=deadline.left()))
+    verdict = _publish(session, job, reports, stop) if session.rank == 0 else None
+    verdict = agree(session.peers, f"{tag}/end", verdict, timeout_s=deadline.left())
     if verdict.get("fenced"):
         raise fencing.FencedError(verdict["fault"])
     if verdict["fault"]:
@@ -153,7 +154,9 @@ def _durable_chunks(path: pathlib.Path) -> Iterator[bytes]:
             yield chunk
 
 
-def _publish(session: Session, job: Job, reports: list[str], stop: threading.Event) -> str:
+def _publish(
+    session: Session, job: Job, reports: list[str], stop: threading.Event
+) -> dict[str, Any]:
     """Rank 0: writes the documents and the manifest, or removes what was written."""
     try:
         parts = [json.loads(report) for report in reports]
@@ -166,13 +169,13 @@ def _publish(session: Session, job: Job, reports: list[str], stop: threading.Eve
         data = _write_manifest(session, job, merge(records))
         # Only now is it committed: a newer attempt that claims after this look will accept it.
         fencing.check_newest(session.root, job.name.attempt)
-        return json.dumps({"fault": "", "manifest": data.decode()})
+        return {"fault": "", "manifest": data.decode()}
     except fencing.FencedError as error:  # the step stays: the newer attempt may have accepted it
-        return json.dumps({"fault": str(error), "fenced": True})
+        return {"fault": str(error), "fenced": True}
     except Exception as error:  # noqa: BLE001  told to every process, which raises it
         fault = str(error) if isinstance(error, CheckpointError) else ""
         fault = fault or explain(error, session.directory(job.name))
-        return json.dumps({"fault": fault + _clean_up(session, job.name)})
+        return {"fault": fault + _clean_up(session, job.name)}
 
 
 def _write_manifest(session: Session, job: Job, files: dict[str, FileRecord]) -> bytes:
@@ -205,13 +208,3 @@ def _read_back(session: Session, found: Manifest, tag: str, deadline: Deadline) 
         fencing.set_aside(session.root, found.name, reason=reason, by_attempt=session.attempt)
     logging.error("Step %s set aside: %s", found.name, reason)
     raise CheckpointError(f"Step {found.name} is damaged; {reason}")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value

@@ -21,7 +21,7 @@ from trainer.checkpoints import manifest
 from trainer.checkpoints.layout import StepName
 from trainer.checkpoints.manifest import FileRecord, Manifest
 from trainer.checkpoints.root import Root
-from trainer.coordination import Coordination
+from trainer.coordination import Coordination, agree
 from trainer.run_config import CheckpointConfig
 
 _OF_PROCESS = re.compile(r"process_(\d+)(?:/|$)")
@@ -142,8 +142,7 @@ class Session:
         """The lists of all processes, put together, alike on all."""
         gathered = self.peers.gather(f"{tag}/in", json.dumps(mine), timeout_s=deadline.left())
         together = [line for part in gathered for line in json.loads(part)]
-        text = self.peers.broadcast(f"{tag}/out", json.dumps(together), timeout_s=deadline.left())
-        agreed: list[str] = json.loads(text)
+        agreed: list[str] = agree(self.peers, f"{tag}/out", together, timeout_s=deadline.left())
         return agreed
 
     def _download(self, found: Manifest, paths: tuple[str, ...]) -> list[str]:

@@ -7,7 +7,6 @@ Promises: ``save`` blocks only until the arrays may be changed; a failed save is
 
 import concurrent.futures
 import faulthandler
-import json
 import pathlib
 import tempfile
 import threading
@@ -24,8 +23,8 @@ from trainer.checkpoints.layout import StepName
 from trainer.checkpoints.manifest import Manifest
 from trainer.checkpoints.restoring import Restored, Wanted
 from trainer.checkpoints.root import Root
-from trainer.checkpoints.session import CheckpointError, Deadline, Session, join_hosts
-from trainer.coordination import Alone, Coordination
+from trainer.checkpoints.session import CheckpointError, Session, join_hosts
+from trainer.coordination import Alone, Coordination, agree
 from trainer.run_config import CheckpointConfig
 
 _CLOSE_TIMEOUT_S = 60.0
@@ -284,16 +283,11 @@ def _take_over(session: Session) -> Seal:
     """Rank 0 seals; all learn the list. A reader takes the list that decides now."""
     if session.attempt is None:
         return fencing.current(session.root)
-    text = ""
-    if session.rank == 0:
-        text = _encode(fencing.take_over(session.root, session.attempt))
-    limit = Deadline(session.config.save_timeout_s)
-    text = session.peers.broadcast(f"{session.attempt}/seal", text, timeout_s=limit.left())
-    body = json.loads(text)
-    names = [frozenset(map(layout.parse_strictly, body[part])) for part in ("accepted", "aside")]
-    return Seal(session.attempt, names[0], names[1])
-
-
-def _encode(seal: Seal) -> str:
-    parts = {"accepted": seal.accepted, "aside": seal.aside}
-    return json.dumps({part: [str(n) for n in sorted(names)] for part, names in parts.items()})
+    seal = fencing.take_over(session.root, session.attempt) if session.rank == 0 else None
+    body = agree(
+        session.peers,
+        f"{session.attempt}/seal",
+        seal and seal.to_json(),
+        timeout_s=session.config.save_timeout_s,
+    )
+    return Seal.from_json(body, attempt=session.attempt)

@@ -7,17 +7,10 @@ most), what the checkpoint has and what is wanted, before any array is read.
 from collections.abc import Mapping
 from typing import Any
 
-import jax
-
 from trainer.checkpoints.manifest import Leaf
+from trainer.paths import leaves
 
 _SHOWN = 10
-
-
-def leaves(tree: Any) -> dict[str, Any]:
-    """The leaves of a nested dict by path, such as ``groups/model/parameters/w``."""
-    flat, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in flat}
 
 
 def describe(tree: Any) -> dict[str, Leaf]:
@@ -63,18 +56,6 @@ def check_fits(
             f"{where} does not fit the model:\n  {_some(lines, separator=chr(10) + '  ')}\n"
             "Restore with the configuration that it was saved with, or start from its parameters."
         )
-
-
-def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """The nested dict of leaves given by path."""
-    tree: dict[str, Any] = {}
-    for path, leaf in flat.items():
-        *above, last = path.split("/")
-        place = tree
-        for name in above:
-            place = place.setdefault(name, {})
-        place[last] = leaf
-    return tree
 
 
 def _some(items: list[str], separator: str = ", ") -> str:

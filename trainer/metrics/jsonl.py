@@ -1,8 +1,8 @@
 """``metrics.jsonl``: every step once, also after restarts, with floats that read back bit-equal.
 
-Imports the standard library only. A row is one write to the file, so that a process that is killed
-leaves all rows but perhaps a part of its last one. The row of a step must be written before that
-step's checkpoint is committed: what a restored step has behind it is then complete.
+Imports no jax. A row is one write to the file, so that a process that is killed leaves all rows but
+perhaps a part of its last one. The row of a step must be written before that step's checkpoint is
+committed: what a restored step has behind it is then complete.
 """
 
 import json
@@ -14,18 +14,18 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
+from trainer import finite_json
 from trainer.metrics.writer import Kind, MetricWriter, Row
 
 _log = logging.getLogger(__name__)
-_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def encode(row: Row) -> str:
     """Returns a row as one line of JSON, without its end."""
     if clash := {"step", "kind"} & set(row.values):
         raise ValueError(f"A metric cannot be called {sorted(clash)[0]!r}.")
-    values = {name: _encode_number(value) for name, value in row.values.items()}
-    return json.dumps({"step": row.step, "kind": row.kind.value, **values}, allow_nan=False)
+    values = {n: v if isinstance(v, int) else float(v) for n, v in row.values.items()}
+    return finite_json.dumps({"step": row.step, "kind": row.kind.value, **values})
 
 
 def decode(line: str) -> Row:
@@ -105,15 +105,8 @@ class JsonlWriter(MetricWriter):
             os.close(self._file)
 
 
-def _encode_number(value: float) -> float | int | str:
-    number = value if isinstance(value, int) else float(value)
-    if math.isfinite(number):
-        return number
-    return "NaN" if math.isnan(number) else ("Infinity" if number > 0 else "-Infinity")
-
-
 def _decode_number(value: Any) -> float:
-    number = _NOT_FINITE.get(value, value) if isinstance(value, str) else value
+    number = finite_json.NOT_FINITE.get(value, value) if isinstance(value, str) else value
     if isinstance(number, bool) or not isinstance(number, int | float):
         raise ValueError(f"{value!r} is no number.")
     return number

@@ -2,6 +2,7 @@ import json
 import os
 import pathlib
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from tests.trainer.checkpoints import states
-from trainer.checkpoints import arrays, history, layout
+from trainer.checkpoints import arrays, fencing, history, layout
 from trainer.checkpoints.layout import StepName
 from trainer.checkpoints.root import Root
 from trainer.checkpoints.session import CheckpointError
@@ -69,6 +70,28 @@ def test_each_kind_of_damage_is_named_set_aside_and_walked_past(
         store.save(new, states.make(new), data={})
     store.close()
     assert {f for f in step.rglob("*") if f.is_file()} == files, "never deleted"
+
+
+def test_a_reader_follows_a_run_that_deletes_what_it_was_about_to_read(
+    run_dir: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states.saved(run_dir, 10)
+    writer = states.store(run_dir, 2)
+    reader = states.store(run_dir, None)
+    load = arrays.load
+
+    def late(path: pathlib.Path, abstract: object, **options: bool) -> object:
+        if "10.a1" in str(path):
+            writer.save(20, states.make(20), data={"first_example": 160})
+            writer.close()
+            fencing.delete(run_dir.child(layout.CHECKPOINTS), StepName(10, 1), attempt=2)
+        return load(path, abstract, **options)
+
+    monkeypatch.setattr(arrays, "load", late)
+    restored = reader.restore(states.abstract(states.make()))
+    assert restored is not None
+    assert (restored.step, restored.attempt) == (20, 2)
+    assert states.equal(restored.state, states.make(20))
 
 
 def test_a_step_that_lost_its_manifest_before_it_was_accepted_is_named_and_not_deleted(
@@ -273,3 +296,31 @@ def test_a_leaf_without_sharding_is_refused(run_dir: Root) -> None:
     bare = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), states.make())
     with pytest.raises(ValueError, match=r"needs a sharding.*groups/model/parameters/b"):
         states.store(run_dir, 2).restore(bare)
+
+
+def test_a_reader_goes_on_to_the_steps_that_a_live_run_has_put_in_the_place_of_those_it_read(
+    run_dir: Root, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer = states.store(run_dir, keep_latest=100)
+    steps, load, later = run_dir.child(layout.CHECKPOINTS), arrays.load, [40, 30]
+    writer.save(20, states.make(20), data={})
+    writer.wait()
+
+    def overtaken(path: pathlib.Path, *arguments: Any, **options: Any) -> Any:
+        if not later:
+            return load(path, *arguments, **options)
+        steps.delete(f"{path.parent.name}/", first=layout.MANIFEST)
+        step = later.pop()
+        writer.save(step, states.make(step), data={})
+        writer.wait()
+        raise FileNotFoundError("deleted under the reader")
+
+    monkeypatch.setattr(arrays, "load", overtaken)
+    restored = states.store(run_dir, None).restore(states.abstract(states.make()))
+    assert restored is not None
+    assert restored.step == 40
+    assert states.equal(restored.state, states.make(40))
+    assert "the run deleted step 20.a1 while it was read" in caplog.text
+    assert "is not used" not in caplog.text
+    monkeypatch.undo()
+    writer.close()
