@@ -98,7 +98,7 @@ def assemble(config: RunConfig) -> tuple[Program, dict[str, NamedSharding]]:
       UserError: mesh, rules, model, schedule and batch do not fit together.
     """
     with user_error(ExitCode.CONFIGURATION):
-        check_precision(config)
+        check_decoder(config)
         mesh = build_mesh(config.mesh)
         check_batch(config, mesh=mesh)
         task = build_task(config.task)
@@ -160,10 +160,17 @@ def _cache_errors(cache_dir: pathlib.Path) -> Iterator[None]:
         ) from error
 
 
-def check_precision(config: RunConfig) -> None:
-    """Raises ValueError where jax would compute in fewer bits than the model asks for."""
-    task = config.task
-    if not isinstance(task, LanguageModel) or jax.config.jax_enable_x64:
+def check_decoder(config: RunConfig) -> None:
+    """Raises ValueError where a decoder asks for what jax or the length of a row does not allow."""
+    task, length = config.task, config.data.sequence_length
+    if not isinstance(task, LanguageModel):
+        return
+    if length % task.model.loss_chunks:
+        raise ValueError(
+            f"DecoderConfig.loss_chunks={task.model.loss_chunks} does not divide "
+            f"DataConfig.sequence_length={length}."
+        )
+    if jax.config.jax_enable_x64:
         return
     for field in ("dtype", "param_dtype"):
         if getattr(task.model, field) == "float64":

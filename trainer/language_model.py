@@ -33,16 +33,7 @@ class LanguageModelTask:
     token_bytes: tuple[int, ...] | None = None
 
     def batch_spec(self, *, rows: int, length: int) -> dict[str, ArraySpec]:
-        """See Task.
-
-        Raises:
-          ValueError: the loss cannot be computed in parts of equal length.
-        """
-        if length % (chunks := self.config.model.loss_chunks):
-            raise ValueError(
-                f"DecoderConfig.loss_chunks={chunks} does not divide "
-                f"DataConfig.sequence_length={length}."
-            )
+        """See Task."""
         integers = ("inputs", "targets", "segment_ids", "positions")
         dtypes = dict.fromkeys(integers, np.int32) | {"loss_weights": np.float32}
         axes = ("act_batch", "act_length")
