@@ -88,6 +88,8 @@ def seaweed(directory: pathlib.Path) -> Iterator[dict[str, str]]:
         *(f"-master.port.grpc={grpc['master']}", f"-volume.port.grpc={grpc['volume']}"),
         *(f"-filer.port.grpc={grpc['filer']}", f"-s3.port.grpc={grpc['s3']}"),
         *(f"-s3.config={config}", "-volume.max=20", "-master.volumeSizeLimitMB=64"),
+        # Catalogs that listen on fixed ports, which two servers cannot share.
+        *("-s3.port.iceberg=0", "-s3.port.lance=0"),
     ]
     endpoint = f"http://127.0.0.1:{s3}"
     with _running(command, endpoint, directory / "log") as server:
