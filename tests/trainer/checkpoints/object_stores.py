@@ -81,8 +81,6 @@ def seaweed(directory: pathlib.Path) -> Iterator[dict[str, str]]:
             f"-volume.port={volume}",
             f"-filer.port={filer}",
             "-s3",
-            "-s3.port.iceberg=0",
-            "-s3.port.lance=0",
             f"-s3.port={s3}",
         ),
         *(f"-master.port.grpc={grpc['master']}", f"-volume.port.grpc={grpc['volume']}"),
