@@ -15,6 +15,7 @@ import optax
 from flax import nnx
 
 from models.context import Context
+from models.layers import wide
 from trainer.paths import merge_frozen, split_frozen
 from trainer.program import Program
 from trainer.state import MODEL, Group, TrainState, abstract_state, gradient_layout, shardings
@@ -52,7 +53,7 @@ def build_train_step(program: Program) -> jax.stages.Wrapped:
             loss, trainable, batch, microbatches=program.train.microbatches, layout=gradients_at
         )
         scale = 1.0 / jnp.maximum(weight, 1e-9)
-        norm = optax.tree.norm(gradients) * scale
+        norm = optax.tree.norm(jax.tree.map(wide, gradients)) * scale
         clip = program.train.clip_norm
         factor = scale if clip is None else scale * jnp.minimum(1.0, clip / (norm + 1e-12))
         rate = program.schedule(state.step)
@@ -128,13 +129,17 @@ def _accumulate(
         # Row r goes to microbatch r % M, so that each device's rows stay on it.
         return x.reshape(rows // microbatches, microbatches, *x.shape[1:]).swapaxes(0, 1)
 
+    def widened(part: Batch, numbers: jax.Array) -> tuple[Any, Sums]:
+        # Sums of many small numbers need more digits than bfloat16 parameters have.
+        return jax.tree.map(wide, constrained(part, numbers))
+
     def add(total: Any, part: tuple[Batch, jax.Array]) -> tuple[Any, None]:
-        return jax.tree.map(jnp.add, total, constrained(*part)), None
+        return jax.tree.map(jnp.add, total, widened(*part)), None
 
     parts = (jax.tree.map(cut, dict(batch)), cut(numbers))
     first = jax.tree.map(lambda x: x[0], parts)
     zero = jax.tree.map(
-        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(constrained, *first)
+        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(widened, *first)
     )
     if layout is not None:
         zero = (jax.lax.with_sharding_constraint(zero[0], layout), zero[1])
