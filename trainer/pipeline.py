@@ -16,6 +16,7 @@ from models.context import Context
 from partitioning import pipeline
 from partitioning.mesh import current_mesh
 from partitioning.pipeline import STAGE, Chain, Inputs
+from partitioning.rules import mesh_axes
 from partitioning.schedules import build_schedule
 from trainer.paths import leaves, nest, split_frozen
 from trainer.program import Program
@@ -133,8 +134,11 @@ def _placing(layout: Mapping[str, NamedSharding], mesh: Mesh) -> Callable[[Flat]
 
     def inside(sharding: NamedSharding) -> NamedSharding:
         # The stage is already split off here.
-        spec = PartitionSpec(*(None if entry == STAGE else entry for entry in sharding.spec))
-        return NamedSharding(current_mesh(mesh), spec)
+        entries = (
+            tuple(axis for axis in mesh_axes(entry) if axis != STAGE) or None
+            for entry in sharding.spec
+        )
+        return NamedSharding(current_mesh(mesh), PartitionSpec(*entries))
 
     return place
 

@@ -163,15 +163,16 @@ def off_devices(state: Tree, program: Program) -> Tree:
     return _reordered(state, None if order is None else np.argsort(order), program=program)
 
 
-def to_portable(state: TrainState) -> Tree:
-    """Returns the state as nested dicts with string keys, the form that checkpoints hold."""
-    return nest(leaves(state))
+def to_portable(state: TrainState, program: Program) -> Tree:
+    """Returns the state as checkpoints hold it: nested dicts with string keys, repeats in order."""
+    return nest(leaves(off_devices(state, program)))
 
 
-def from_portable(portable: Tree, like: TrainState) -> TrainState:
+def from_portable(portable: Tree, like: TrainState, program: Program) -> TrainState:
     """Undoes ``to_portable``; ``like`` gives the structure."""
     flat = leaves(portable)
-    return jax.tree_util.tree_map_with_path(lambda path, _: flat[path_of(path)], like)
+    state = jax.tree_util.tree_map_with_path(lambda path, _: flat[path_of(path)], like)
+    return on_devices(state, program)
 
 
 def _reordered(state: Tree, order: np.ndarray | None, *, program: Program) -> Tree:
@@ -181,6 +182,8 @@ def _reordered(state: Tree, order: np.ndarray | None, *, program: Program) -> Tr
     def reorder(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
         named = _parameter_of(path_of(path), program.axes)
         if named is None or not program.is_repeated(named[0]):
+            return leaf
+        if isinstance(leaf, jax.ShapeDtypeStruct):
             return leaf
         if _axes_for(leaf.shape, axes=named[1], shape=named[2])[:1] != ("layers",):
             return leaf
