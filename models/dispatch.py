@@ -108,9 +108,7 @@ def groups_of(sizes_PG: jax.Array, *, rows: int) -> jax.Array:
     return (ends_P1G <= row).sum(axis=-1, dtype=jnp.int32)
 
 
-def admit(
-    groups_A: jax.Array, *, count: int, most: int, among: int = 1
-) -> jax.Array:
+def admit(groups_A: jax.Array, *, count: int, most: int, among: int = 1) -> jax.Array:
     """Turns away what exceeds a limit; earlier entries come first.
 
     Args:

@@ -33,6 +33,7 @@ from models.experts_config import ExpertsConfig
 from models.grouped_matmul import Implementation, choose, grouped_matmul, layout_for
 from models.layers import Dense, FeedForward, normal_parameter
 from models.router import auxiliary, route
+from partitioning.mesh import current_mesh
 from partitioning.rules import mesh_axes
 
 Weights = dict[str, jax.Array]
@@ -147,11 +148,11 @@ class Experts(nnx.Module):
             )
         down_spec = PartitionSpec(experts, width, None)
         specs = {"up": up_spec, "gate": up_spec, "down": down_spec, "router": PartitionSpec()}
-        context_mesh = jax.sharding.get_abstract_mesh()
+        if not (tokens or at.tensor):
+            return self._here(x_BTD, real_BT, weights, at=at)
         run = jax.shard_map(
             functools.partial(self._here, at=at),
-            # Inside a pipeline stage the mesh at hand has that axis manual already.
-            mesh=mesh if context_mesh.empty else context_mesh,
+            mesh=current_mesh(mesh),
             in_specs=(x_spec, PartitionSpec(*x_spec[:2]), {k: specs[k] for k in weights}),
             out_specs=(x_spec, PartitionSpec()),
             axis_names={*tokens, *at.tensor},
@@ -177,9 +178,7 @@ class Experts(nnx.Module):
         # Each device along tensor has a part of every expert's width: the sum comes last, where
         # there is one row per token, not one per assignment.
         y_ND = jax.lax.psum(y_ND, at.tensor) if at.tensor else y_ND
-        sums = auxiliary(
-            routing, real_N=real_N, kept_E=kept_E, config=self.config, over=at.tokens
-        )
+        sums = auxiliary(routing, real_N=real_N, kept_E=kept_E, config=self.config, over=at.tokens)
         return y_ND.reshape(x_BTD.shape), sums
 
     def _everywhere(self, w: jax.Array, name: str, at: Placement) -> jax.Array:
@@ -196,9 +195,7 @@ class Experts(nnx.Module):
                 groups_A = dispatch.admit(groups_A, count=count, most=most)
         elif config.buffer is not None and at.devices > 1:
             most = sent_rows(config, tokens=tokens, devices=at.devices)
-            groups_A = dispatch.admit(
-                groups_A, count=count, most=most, among=count // at.devices
-            )
+            groups_A = dispatch.admit(groups_A, count=count, most=most, among=count // at.devices)
         return groups_A
 
     def _local(

@@ -74,9 +74,9 @@ def auxiliary(
       over: mesh axes that split the tokens, inside shard_map.
 
     Returns:
-      ``auxiliary_loss`` (both losses by their weights), ``balance_loss``, ``router_z_loss``,
-      ``routed`` and ``dropped`` (assignments), and ``peak``: what ``routed`` would be if every
-      expert were as busy as the busiest.
+      ``auxiliary_loss`` (both losses by their weights), and sums for metrics: ``routed`` and
+      ``dropped`` assignments; ``peak``, what ``routed`` would be if every expert were as busy as
+      the busiest; ``balance`` and ``router_z``, each loss times ``routed``.
     """
     digits = routing.shares_NE.dtype
     chosen_NKE = jax.nn.one_hot(routing.experts_NK, config.count, dtype=digits)
@@ -97,9 +97,9 @@ def auxiliary(
     routed = config.chosen * sums["tokens"]
     return {
         "auxiliary_loss": config.balance_weight * balance + config.z_weight * z,
-        "balance_loss": balance,
-        "router_z_loss": z,
         "routed": routed,
         "dropped": routed - sums["kept"],
         "peak": config.count * sums["chosen"].max(),
+        "balance": balance * routed,
+        "router_z": z * routed,
     }

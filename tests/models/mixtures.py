@@ -127,8 +127,8 @@ def dense(
         z = (jax.nn.logsumexp(logits, axis=-1) ** 2 * real_N).sum() / tokens
         sums = {
             "auxiliary_loss": experts.balance_weight * balance + experts.z_weight * z,
-            "balance_loss": balance,
-            "router_z_loss": z,
+            "balance": balance * counts.sum(),
+            "router_z": z * counts.sum(),
             "routed": counts.sum(),
             "dropped": 0.0 if kept_NK is None else ((1 - kept_NK) * real_N[:, None]).sum(),
             "peak": experts.count * counts.max(),
@@ -188,8 +188,10 @@ def worst(found: Result, expected: Result) -> float:
     def error(a: Any, b: Any) -> float:
         a, b = np.asarray(a), np.asarray(b)
         assert a.shape == b.shape
-        return float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-30)) if b.any() else float(
-            np.abs(a).max()
+        return (
+            float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-30))
+            if b.any()
+            else float(np.abs(a).max())
         )
 
     pairs = jax.tree.map(

@@ -99,9 +99,7 @@ def test_nothing_is_dropped_however_unequal_the_experts_are(how, matmul, mesh):
     chosen = {"chosen": 1, "renormalize": False} if how == "one expert" else {"chosen": 2}
     config = mixtures.decoder(**chosen, matmul=matmul)
     parameters = skewed(config, how=how)
-    found = mixtures.ours(
-        config, ctx=mixtures.context(**mesh), parameters=parameters, given=led()
-    )
+    found = mixtures.ours(config, ctx=mixtures.context(**mesh), parameters=parameters, given=led())
     expected = mixtures.dense(config, parameters=parameters, given=led())
     assert mixtures.worst(found, expected) < TOLERANCE
     assert found.sums["dropped"] == 0
@@ -152,9 +150,7 @@ def test_a_capacity_drops_what_a_plain_loop_drops(capacity, matmul, mesh):
     )
     given = (x, real, cotangent)
     expected = mixtures.dense(config, parameters=parameters, given=given, kept_NK=kept)
-    found = mixtures.ours(
-        config, ctx=mixtures.context(**mesh), parameters=parameters, given=given
-    )
+    found = mixtures.ours(config, ctx=mixtures.context(**mesh), parameters=parameters, given=given)
     assert expected.sums["dropped"] > 0
     assert mixtures.worst(found, expected) < TOLERANCE
 
@@ -247,15 +243,13 @@ def test_an_expert_axis_that_does_not_split_tokens_is_refused():
 
 def test_half_precision_routes_in_single_precision():
     """A router that rounds its scores to 16 bits chooses other experts."""
-    config = dataclasses.replace(
-        mixtures.decoder(), dtype="bfloat16", param_dtype="float32"
-    )
+    config = dataclasses.replace(mixtures.decoder(), dtype="bfloat16", param_dtype="float32")
     graph, parameters = mixtures.layer(config)
     x = mixtures.inputs()[0].astype(jnp.bfloat16)
     real = jnp.ones(x.shape[:2], bool)
-    y, sums = jax.jit(lambda p: mixtures.nnx.merge(graph, p)(x, real_BT=real, ctx=mixtures.Context()))(
-        parameters
-    )
+    y, sums = jax.jit(
+        lambda p: mixtures.nnx.merge(graph, p)(x, real_BT=real, ctx=mixtures.Context())
+    )(parameters)
     assert y.dtype == jnp.bfloat16
     assert {leaf.dtype for leaf in sums.values()} == {jnp.dtype("float32")}
     chosen = mixtures.chosen_experts(config, parameters, x.astype(jnp.float32))
