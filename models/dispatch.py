@@ -9,7 +9,6 @@ D features, K choices.
 """
 
 import dataclasses
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -153,12 +152,11 @@ def _gather_forward(
 def _gather_backward(
     indices: tuple[jax.Array, jax.Array], dy: jax.Array
 ) -> tuple[jax.Array, np.ndarray, np.ndarray]:
-    index, inverse = indices
-    parts: Sequence[jax.Array] = [_take(dy, each) for each in inverse]
-    dx = parts[0]
-    for part in parts[1:]:
-        dx = dx + part
-    return dx, *(np.zeros(i.shape, jax.dtypes.float0) for i in indices)
+    dx, *others = (_take(dy, each) for each in indices[1])
+    for other in others:
+        dx = dx + other
+    index, inverse = (np.zeros(i.shape, jax.dtypes.float0) for i in indices)
+    return dx, index, inverse
 
 
 gather_rows.defvjp(_gather_forward, _gather_backward)

@@ -17,6 +17,7 @@ from input_pipeline.dataset import Dataset, build_dataset
 from input_pipeline.evaluation import EvaluationBatches
 from input_pipeline.placement import local_rows
 from launch.contract import ExitCode
+from models.decoder_config import DecoderConfig
 from partitioning.mesh import build_mesh
 from trainer.checkpoints.root import UNWRITABLE
 from trainer.distributed import Participant
@@ -101,6 +102,8 @@ def assemble(config: RunConfig) -> tuple[Program, dict[str, NamedSharding]]:
         check_decoder(config)
         mesh = build_mesh(config.mesh)
         check_batch(config, mesh=mesh)
+        if isinstance(config.task, LanguageModel):
+            check_experts(config.task.model, devices=mesh.shape["expert"])
         task = build_task(config.task)
         program = build_program(config, task=task, mesh=mesh)
         check_axes(program)
@@ -190,6 +193,20 @@ def check_axes(program: Program) -> None:
                 f"MeshConfig.{axis} takes {size} devices, but no parameter of this model has a "
                 f"dimension {dimension!r}; give the devices to MeshConfig.data or MeshConfig.fsdp."
             )
+
+
+def check_experts(model: DecoderConfig, *, devices: int) -> None:
+    """Raises ValueError if experts do not divide over the devices of their mesh axis."""
+    if model.experts is None or model.experts.count % devices == 0:
+        return
+    count = model.experts.count
+    fitting = [size for size in range(1, count + 1) if count % size == 0]
+    near = [max(size for size in fitting if size < devices)]
+    near += [size for size in fitting if size > devices][:1]
+    raise ValueError(
+        f"ExpertsConfig.count={count} does not divide over MeshConfig.expert={devices}; each "
+        f"device holds whole experts. The nearest sizes are {', '.join(map(str, near))}."
+    )
 
 
 def check_batch(config: RunConfig, *, mesh: Mesh) -> None:

@@ -92,7 +92,7 @@ def led():
     return x.at[..., 0].set(1.0), real, cotangent
 
 
-@pytest.mark.parametrize("mesh", [{}, {"expert": 4}, {"expert": 2, "tensor": 2}], ids=str)
+@pytest.mark.parametrize("mesh", [{}, {"expert": 4}], ids=str)
 @pytest.mark.parametrize("matmul", ["padded", "blocked"])
 @pytest.mark.parametrize("how", ["one expert", "half empty", "skewed"])
 def test_nothing_is_dropped_however_unequal_the_experts_are(how, matmul, mesh):
@@ -124,7 +124,7 @@ def test_control_padding_that_is_routed_is_seen():
 
 
 def devices(**mesh: int) -> list[np.ndarray]:
-    """Numbers of the tokens on each device: rows over data, fsdp and expert; length over context."""
+    """Numbers of each device's tokens: rows over data, fsdp, expert; length over context."""
     grid = np.arange(mixtures.B * mixtures.T).reshape(mixtures.B, mixtures.T)
     rows = mesh.get("data", 1) * mesh.get("fsdp", 1) * mesh.get("expert", 1)
     return [
@@ -136,8 +136,9 @@ def devices(**mesh: int) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("mesh", [{}, {"expert": 4}, {"fsdp": 2, "expert": 2, "tensor": 2},
                                   {"data": 2, "expert": 2, "context": 2}], ids=str)  # fmt: skip
-@pytest.mark.parametrize("matmul", ["auto", "blocked"])
-@pytest.mark.parametrize("capacity", [0.3, 0.75, 1.0, 1.25])
+@pytest.mark.parametrize(
+    ("capacity", "matmul"), [(0.3, "auto"), (0.75, "blocked"), (1.0, "auto"), (1.25, "ragged")]
+)
 def test_a_capacity_drops_what_a_plain_loop_drops(capacity, matmul, mesh):
     config = mixtures.decoder(capacity=capacity, matmul=matmul, chosen=3)
     parameters = skewed(config, how="skewed")
@@ -204,7 +205,7 @@ def test_buffers_are_no_larger_than_they_need_be():
     assert sent_rows(tight, tokens=100, devices=8) == 64
 
 
-def compiled(config, ctx):
+def lowered(config, ctx):
     graph, parameters = mixtures.layer(config)
     x, real, _ = mixtures.inputs()
 
@@ -212,7 +213,11 @@ def compiled(config, ctx):
         y, sums = mixtures.nnx.merge(graph, parameters)(x, real_BT=real, ctx=ctx)
         return (y**2).sum() + sums["auxiliary_loss"]
 
-    return jax.jit(jax.grad(loss, argnums=(0, 1))).lower(parameters, x).compile().as_text()
+    return jax.jit(jax.grad(loss, argnums=(0, 1))).lower(parameters, x)
+
+
+def compiled(config, ctx):
+    return lowered(config, ctx).compile().as_text()
 
 
 def test_tokens_are_exchanged_by_all_to_all_and_by_nothing_else():
@@ -225,9 +230,7 @@ def test_tokens_are_exchanged_by_all_to_all_and_by_nothing_else():
 def test_one_device_runs_the_program_without_any_machinery():
     alone = compiled(mixtures.decoder(), mixtures.context(data=1))
     assert count_collectives(alone) == {}
-    assert "manual" not in alone
-    strip = lambda text: text.split("\n", 1)[1].split("stack_frame", 1)[0]  # noqa: E731
-    assert strip(alone) == strip(compiled(mixtures.decoder(), mixtures.context()))
+    assert "manual" not in lowered(mixtures.decoder(), mixtures.context(data=1)).as_text()
 
 
 def test_an_expert_axis_that_does_not_split_tokens_is_refused():
