@@ -99,8 +99,7 @@ class Experts(nnx.Module):
           [B, T, D] and the scalars of ``models.router.auxiliary``.
 
         Raises:
-          ValueError: the rules place experts where the tokens are not split, or the exchange is
-            not possible on this platform.
+          ValueError: the rules place experts where the tokens are not split.
         """
         named = {"up": self.up, "gate": self.gate, "down": self.down}
         weights = {k: v[...].astype(x_BTD.dtype) for k, v in named.items() if v is not None}
@@ -229,13 +228,33 @@ class Experts(nnx.Module):
         sent = Layout(offsets=offsets_E, sizes=sizes_E, rows=P * S, block=1)
         row_A = dispatch.rows_of(groups_A, rank_A, sent)
         from_row_R = dispatch.members_of(row_A, rows=sent.rows)
-        exchange = functools.partial(
-            jax.lax.all_to_all, axis_name=at.expert, split_axis=0, concat_axis=0, tiled=True
-        )
-        got_RD = exchange(_scatter(x_ND, row_A, from_row_R))
-        got_PL = exchange(sizes_PL)
+        sent_P = sizes_PL.sum(axis=1, dtype=jnp.int32)
+        got_PL = _swap(sizes_PL, at=at)
+        got_P = got_PL.sum(axis=1, dtype=jnp.int32)
+        got_RD = self._exchange(_scatter(x_ND, row_A, from_row_R), sent_P, got_P, at=at)
         y_RD = self._received(got_RD, got_PL, weights, at=at, tokens=x_ND.shape[0])
-        return gather_rows(exchange(y_RD), row_A, from_row_R[None]), sizes_E
+        y_RD = self._exchange(y_RD, got_P, sent_P, at=at)
+        return gather_rows(y_RD, row_A, from_row_R[None]), sizes_E
+
+    def _exchange(
+        self, x_RD: jax.Array, sent_P: jax.Array, got_P: jax.Array, *, at: Placement
+    ) -> jax.Array:
+        """Sends the p-th share of the rows to device p; what comes from p is the p-th share.
+
+        Args:
+          x_RD: rows; of each share the first ``sent_P`` are in use and the others zero.
+          sent_P: int32, rows for each device.
+          got_P: int32, rows from each device.
+          at: what this device does.
+        """
+        if self.config.exchange == "all_to_all":
+            return _swap(x_RD, at=at)
+        share = x_RD.shape[0] // at.devices
+        offsets_P = share * jnp.arange(at.devices, dtype=jnp.int32)
+        mine_P = jnp.full_like(offsets_P, share) * jax.lax.axis_index(at.expert)
+        return jax.lax.ragged_all_to_all(
+            x_RD, jnp.zeros_like(x_RD), offsets_P, sent_P, mine_P, got_P, axis_name=at.expert
+        )
 
     def _received(
         self, x_RD: jax.Array, sizes_PL: jax.Array, weights: Weights, *, at: Placement, tokens: int
@@ -291,6 +310,21 @@ def sent_rows(config: ExpertsConfig, *, tokens: int, devices: int) -> int:
     if config.buffer is None:
         return worst
     return max(1, min(worst, math.ceil(config.buffer * tokens * config.chosen / devices)))
+
+
+def check_platform(config: ExpertsConfig, *, platform: str) -> None:
+    """Raises ValueError if an implementation that ``config`` names does not run on ``platform``."""
+    choose(config.matmul, platform=platform, capacity=config.capacity is not None)
+    if config.exchange == "ragged_all_to_all" and platform == "cpu":
+        raise ValueError(
+            "ExpertsConfig.exchange='ragged_all_to_all' needs a GPU or TPU; this is a CPU. Take "
+            "'all_to_all'."
+        )
+
+
+def _swap(x: jax.Array, *, at: Placement) -> jax.Array:
+    """Sends the p-th share of the first dimension to device p along the expert axis."""
+    return jax.lax.all_to_all(x, at.expert, split_axis=0, concat_axis=0, tiled=True)
 
 
 def _scatter(x_ND: jax.Array, row_A: jax.Array, from_row_R: jax.Array) -> jax.Array:

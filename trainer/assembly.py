@@ -18,6 +18,7 @@ from input_pipeline.evaluation import EvaluationBatches
 from input_pipeline.placement import local_rows
 from launch.contract import ExitCode
 from models.decoder_config import DecoderConfig
+from models.experts import check_platform
 from partitioning.mesh import build_mesh
 from trainer.checkpoints.root import UNWRITABLE
 from trainer.distributed import Participant
@@ -103,7 +104,8 @@ def assemble(config: RunConfig) -> tuple[Program, dict[str, NamedSharding]]:
         mesh = build_mesh(config.mesh)
         check_batch(config, mesh=mesh)
         if isinstance(config.task, LanguageModel):
-            check_experts(config.task.model, devices=mesh.shape["expert"])
+            platform = mesh.devices.flat[0].platform
+            check_experts(config.task.model, devices=mesh.shape["expert"], platform=platform)
         task = build_task(config.task)
         program = build_program(config, task=task, mesh=mesh)
         check_axes(program)
@@ -195,9 +197,12 @@ def check_axes(program: Program) -> None:
             )
 
 
-def check_experts(model: DecoderConfig, *, devices: int) -> None:
-    """Raises ValueError if experts do not divide over the devices of their mesh axis."""
-    if model.experts is None or model.experts.count % devices == 0:
+def check_experts(model: DecoderConfig, *, devices: int, platform: str) -> None:
+    """Raises ValueError if experts do not divide over their mesh axis or cannot run here."""
+    if model.experts is None:
+        return
+    check_platform(model.experts, platform=platform)
+    if model.experts.count % devices == 0:
         return
     count = model.experts.count
     fitting = [size for size in range(1, count + 1) if count % size == 0]

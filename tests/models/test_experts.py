@@ -227,6 +227,47 @@ def test_tokens_are_exchanged_by_all_to_all_and_by_nothing_else():
     assert counts.keys() == {"all-to-all", "all-reduce"}
 
 
+def emulated(operand, output, starts, send_sizes, places, recv_sizes, *, axis_name):
+    """What jax.lax.ragged_all_to_all is documented to do, by gathering everything."""
+    everyone = [operand, starts, send_sizes, places]
+    operands, starts, sizes, places = (jax.lax.all_gather(x, axis_name) for x in everyone)
+    me, row = jax.lax.axis_index(axis_name), jnp.arange(output.shape[0])
+    for source in range(operands.shape[0]):
+        within = row - places[source, me]
+        taken = (within >= 0) & (within < sizes[source, me])
+        # A size that sender and receiver disagree on would hang a GPU: here it spoils everything.
+        agreed = jnp.where(sizes[source, me] == recv_sizes[source], 0.0, jnp.nan)
+        rows = operands[source][jnp.clip(starts[source, me] + within, 0, operand.shape[0] - 1)]
+        output = jnp.where(taken[:, None], rows, output) + agreed
+    return output
+
+
+@pytest.mark.parametrize("settings", [{}, {"capacity": 0.75}, {"count": 12, "chosen": 8}], ids=str)
+def test_the_ragged_exchange_brings_the_same_rows(settings, monkeypatch):
+    ctx = mixtures.context(expert=4)
+    expected = mixtures.ours(mixtures.decoder(**settings), ctx=ctx)
+    monkeypatch.setattr(jax.lax, "ragged_all_to_all", emulated)
+    config = mixtures.decoder(**settings, exchange="ragged_all_to_all")
+    assert mixtures.worst(mixtures.ours(config, ctx=ctx), expected) < TOLERANCE
+
+
+def test_the_ragged_exchange_and_its_gradient_lower_for_gpus():
+    config = mixtures.decoder(exchange="ragged_all_to_all")
+    graph, parameters = mixtures.layer(config)
+    x, real, _ = mixtures.inputs()
+    ctx = mixtures.context(expert=4)
+
+    def loss(parameters, x):
+        y, sums = mixtures.nnx.merge(graph, parameters)(x, real_BT=real, ctx=ctx)
+        return (y**2).sum() + sums["auxiliary_loss"]
+
+    gradient = jax.jit(jax.grad(loss, argnums=(0, 1)))
+    traced = gradient.trace(parameters, x)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    # There and back, forward and backward.
+    assert text.count("@ragged_all_to_all") == 4
+
+
 def test_one_device_runs_the_program_without_any_machinery():
     alone = compiled(mixtures.decoder(), mixtures.context(data=1))
     assert count_collectives(alone) == {}

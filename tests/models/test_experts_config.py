@@ -81,9 +81,16 @@ def test_published_models_have_their_number_of_parameters(name):
 def test_experts_that_do_not_divide_over_their_axis_are_refused(count, devices, near):
     config = mixtures.decoder(count=count)
     with pytest.raises(ValueError, match=f"count={count}.*MeshConfig.expert={devices}.*{near}"):
-        check_experts(config, devices=devices)
+        check_experts(config, devices=devices, platform="cpu")
 
 
 def test_a_mesh_without_experts_takes_any_model():
-    check_experts(mixtures.decoder(count=7), devices=1)
-    check_experts(programs.decoder(), devices=4)
+    check_experts(mixtures.decoder(count=7), devices=1, platform="cpu")
+    check_experts(programs.decoder(), devices=4, platform="cpu")
+
+
+def test_an_exchange_that_the_platform_lacks_is_refused():
+    config = mixtures.decoder(exchange="ragged_all_to_all")
+    with pytest.raises(ValueError, match="needs a GPU or TPU; this is a CPU"):
+        check_experts(config, devices=2, platform="cpu")
+    check_experts(config, devices=2, platform="gpu")
