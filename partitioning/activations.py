@@ -6,6 +6,8 @@ hashable, so it may be closed over or passed as a static argument.
 """
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -43,6 +45,34 @@ class Activations:
         assert self.mesh is not None
         sizes = automatic_sizes(self.mesh)
         return resolve(axes, shape=shape, rules=self.rules, sizes=sizes, name="activation").spec
+
+    def axes(self, logical: str, *, size: int) -> tuple[str, ...]:
+        """Returns the mesh axes that split a dimension of ``size``, none where it is whole."""
+        if self.mesh is None or self.mesh.size == 1:
+            return ()
+        return mesh_axes(self.spec((logical,), shape=(size,))[0])
+
+    def manually(
+        self,
+        function: Callable[..., Any],
+        *,
+        over: tuple[str, ...],
+        inputs: Any,
+        outputs: Any,
+    ) -> Callable[..., Any]:
+        """Returns ``function`` run on each shard of the axes ``over``; all others stay automatic.
+
+        May stand inside another ``shard_map``. ``inputs`` and ``outputs`` are PartitionSpecs that
+        name axes of ``over`` only.
+        """
+        assert self.mesh is not None
+        return jax.shard_map(
+            function,
+            mesh=current_mesh(self.mesh),
+            in_specs=inputs,
+            out_specs=outputs,
+            axis_names=set(over),
+        )
 
     @property
     def flatten_matmuls(self) -> bool:
