@@ -2,6 +2,7 @@
 
 from models.experts_config import ExpertsConfig
 from partitioning.mesh_config import MeshConfig
+from partitioning.schedules import PipelineConfig
 from tests.trainer.equivalence import Case
 
 _DATA, _FSDP = MeshConfig(data=8), MeshConfig(fsdp=8)
@@ -124,6 +125,18 @@ EXPERTS = tuple(
                 (", no SP", _EXPERTS, {"sequence_parallel": False}),
                 (", 2 microbatches, padded", _EXPERTS, {"microbatches": 2, "batch": "padded"}),
                 (" (16, top 4, shared) after a dense block", _DENSE_FIRST, {}),
+            )
+        ),
+        *(
+            (name, "pp", sizes, f", {schedule}, 4 microbatches{how}", model,
+             {"microbatches": 4, "batch": "padded", "execution": execution,
+              "pipeline": PipelineConfig(schedule=schedule, chunks=chunks)})
+            for name, sizes, schedule, chunks, how, model, execution in (
+                ("stage 2 x expert 4", {"stage": 2, "expert": 4}, "1f1b", 1, "", _EXPERTS, ()),
+                ("stage 2 x expert 2 x tensor 2", {"stage": 2, "expert": 2, "tensor": 2}, "1f1b", 2,
+                 ", 2 chunks, remat full", (("layers", 4), *_EXPERTS), (("remat", "full"),)),
+                ("stage 2 x fsdp 2 x expert 2", {"stage": 2, "fsdp": 2, "expert": 2}, "circular", 1,
+                 ", dense prefix", (("prefix", ("global",)), ("layers", 3), *_EXPERTS), ()),
             )
         ),
         ("expert 4, 2 microbatches", "ep", {"expert": 4}, "", _EXPERTS, {"microbatches": 2}),
