@@ -1,6 +1,8 @@
 """The rows of the equivalence table."""
 
+from models.experts_config import ExpertsConfig
 from partitioning.mesh_config import MeshConfig
+from partitioning.schedules import PipelineConfig
 from tests.trainer.equivalence import Case
 
 _DATA, _FSDP = MeshConfig(data=8), MeshConfig(fsdp=8)
@@ -18,6 +20,9 @@ _GEMMA = (
     ("layers", 4),
     ("window", 3),
 )
+_CUBE = {"fsdp": 2, "expert": 2, "tensor": 2}
+_MIXTURE = ExpertsConfig(count=8, chosen=2, mlp_dim=24, balance_weight=0.1, z_weight=0.01)
+_EXPERTS = (("pattern", ("global+experts",)), ("experts", _MIXTURE))
 _QWEN = (("qkv_bias", True), ("qk_norm", True), ("prefix", ("global",)), ("layers", 3))
 
 
@@ -93,9 +98,69 @@ MODELS = (
     Case(name="fsdp 4 x tensor 2, Gemma-2-like", rules="fsdp_tp", mesh=_HYBRID, model=_GEMMA),
     Case(name="fsdp 4 x tensor 2, Qwen-like", rules="fsdp_tp", mesh=_HYBRID, model=_QWEN),
 )  # fmt: skip
+_MANY = ExpertsConfig(
+    count=16, chosen=4, mlp_dim=8, shared_mlp_dim=24, shared_gate=True, renormalize=False
+)
+_DENSE_FIRST = (
+    ("prefix", ("global",)),
+    ("pattern", ("local+experts", "global+experts")),
+    ("layers", 5),
+    ("window", 3),
+    ("experts", _MANY),
+)
+EXPERTS = tuple(
+    Case(name=f"{name}, experts{how}", rules=r, mesh=MeshConfig(**sizes), model=model, **rest)
+    for name, r, sizes, how, model, rest in (
+        ("expert 2", "ep", {"expert": 2}, "", _EXPERTS, {}),
+        ("expert 4", "ep", {"expert": 4}, ", padded", _EXPERTS, {"batch": "padded"}),
+        ("expert 8", "ep", {"expert": 8}, "", _EXPERTS, {}),
+        ("data 2 x expert 4", "ep", {"data": 2, "expert": 4}, "", _EXPERTS, {}),
+        ("fsdp 4 x expert 2", "ep", {"fsdp": 4, "expert": 2}, "", _EXPERTS, {}),
+        ("fsdp 8", "fsdp", {"fsdp": 8}, "", _EXPERTS, {}),
+        ("tensor 4", "tp", {"tensor": 4}, "", _EXPERTS, {}),
+        *(
+            ("fsdp 2 x expert 2 x tensor 2", "fsdp_ep_tp", _CUBE, how, model, rest)
+            for how, model, rest in (
+                ("", _EXPERTS, {}),
+                (", no SP", _EXPERTS, {"sequence_parallel": False}),
+                (", 2 microbatches, padded", _EXPERTS, {"microbatches": 2, "batch": "padded"}),
+                (" (16, top 4, shared) after a dense block", _DENSE_FIRST, {}),
+            )
+        ),
+        *(
+            (name, "pp", sizes, f", {schedule}, 4 microbatches{how}", model,
+             {"microbatches": 4, "batch": "padded", "execution": execution,
+              "pipeline": PipelineConfig(schedule=schedule, chunks=chunks)})
+            for name, sizes, schedule, chunks, how, model, execution in (
+                ("stage 2 x expert 4", {"stage": 2, "expert": 4}, "1f1b", 1, "", _EXPERTS, ()),
+                ("stage 2 x expert 2 x tensor 2", {"stage": 2, "expert": 2, "tensor": 2}, "1f1b", 2,
+                 ", 2 chunks, remat full", (("layers", 4), *_EXPERTS), (("remat", "full"),)),
+                ("stage 2 x fsdp 2 x expert 2", {"stage": 2, "fsdp": 2, "expert": 2}, "circular", 1,
+                 ", dense prefix", (("prefix", ("global",)), ("layers", 3), *_EXPERTS), ()),
+            )
+        ),
+        ("expert 4, 2 microbatches", "ep", {"expert": 4}, "", _EXPERTS, {"microbatches": 2}),
+        *(
+            ("fsdp 2 x expert 4", "ep", {"fsdp": 2, "expert": 4}, f", {how}", _EXPERTS,
+             {"execution": execution})
+            for how, execution in (
+                ("remat full, scan", (("remat", "full"), ("scan_layers", True))),
+                ("remat selective", (("remat", "selective"),)),
+            )
+        ),
+    )
+)  # fmt: skip
 SINGLE = tuple(
     Case(name=case.name, rules=case.rules, mesh=case.mesh, dtype="float32")
     for case in MESHES
     if case.name in ("fsdp 8", "tensor 4, 2 kv heads", "fsdp 4 x tensor 2", "zero1 on data 8")
 )
-CASES = (*MESHES, *WITHOUT_SEQUENCE_PARALLELISM, *ACCUMULATION, *EXECUTION, *MODELS, *SINGLE)
+CASES = (
+    *MESHES,
+    *WITHOUT_SEQUENCE_PARALLELISM,
+    *ACCUMULATION,
+    *EXECUTION,
+    *MODELS,
+    *EXPERTS,
+    *SINGLE,
+)
