@@ -5,13 +5,16 @@ device. It is hashable, so it may be closed over or passed as a static argument.
 """
 
 import dataclasses
+import math
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from partitioning.mesh import axis_sizes
-from partitioning.mesh_config import Rule
+from partitioning.mesh_config import ContextLayout, Rule
 from partitioning.rules import mesh_axes, resolve
+from partitioning.sequence_layout import original_columns
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,10 +24,12 @@ class Activations:
     Attributes:
       mesh: the device mesh; None means one device and no constraints.
       rules: activation table.
+      layout: order in which the tokens of a row are dealt out to the context axis.
     """
 
     mesh: Mesh | None = None
     rules: tuple[Rule, ...] = ()
+    layout: ContextLayout = "contiguous"
 
     def __call__(self, x: jax.Array, *axes: str | None) -> jax.Array:
         """Returns ``x`` (one logical name per dimension) with its sharding constrained."""
@@ -43,6 +48,26 @@ class Activations:
         return resolve(
             axes, shape=shape, rules=self.rules, sizes=axis_sizes(self.mesh), name="activation"
         ).spec
+
+    def ways(self, axes: tuple[str | None, ...], *, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns into how many parts each dimension of an activation of ``shape`` is split."""
+        if self.mesh is None:
+            return (1,) * len(shape)
+        spec = self.spec(axes, shape=shape)
+        return tuple(math.prod(self.mesh.shape[axis] for axis in mesh_axes(e)) for e in spec)
+
+    @property
+    def context(self) -> int:
+        """Ranks that the tokens of a row are split over."""
+        return 1 if self.mesh is None else self.mesh.shape["context"]
+
+    def columns(self, length: int) -> jax.Array:
+        """Returns [length] int32: which column of its row, as it was read, each token is."""
+        places = jnp.arange(length, dtype=jnp.int32)
+        columns: jax.Array = original_columns(
+            places, layout=self.layout, length=length, shards=self.context
+        )
+        return columns
 
     @property
     def flatten_matmuls(self) -> bool:

@@ -48,6 +48,7 @@ EXECUTION: frozenset[str] = frozenset(
         "DecoderConfig.remat",
         "DecoderConfig.scan_layers",
         "DecoderConfig.attention",
+        "DecoderConfig.context_attention",
         "DecoderConfig.loss_chunks",
         "DataConfig.workers",
         "DataConfig.prefetch",

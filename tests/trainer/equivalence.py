@@ -16,7 +16,8 @@ import numpy as np
 import optax
 
 from models.decoder_config import DecoderConfig
-from partitioning.mesh_config import MeshConfig, RulesConfig
+from partitioning.mesh_config import ContextLayout, MeshConfig, RulesConfig
+from partitioning.sequence_layout import dealt_columns
 from tests.trainer import programs
 from trainer.paths import path_of
 from trainer.program import Program
@@ -35,6 +36,7 @@ class Case:
       rules: rule set in configs/partitioning.
       mesh: sizes.
       sequence_parallel: switches ``RulesConfig.sequence_parallel``.
+      layout: ``RulesConfig.context_layout``.
       batch: "packed" or "padded".
       microbatches: gradient accumulation.
       execution: changes of the decoder that must not change numbers.
@@ -46,6 +48,7 @@ class Case:
     rules: str = "fsdp"
     mesh: MeshConfig
     sequence_parallel: bool = True
+    layout: ContextLayout = "zigzag"
     batch: str = "packed"
     microbatches: int = 1
     execution: tuple[tuple[str, Any], ...] = ()
@@ -66,6 +69,7 @@ class Case:
             rules="ddp",
             mesh=MeshConfig(),
             sequence_parallel=True,
+            layout="zigzag",
             microbatches=1,
             execution=fixed,
         )
@@ -100,6 +104,11 @@ def outcome(
     )
     group = dataclasses.replace(group, parameters=parameters)
     state = dataclasses.replace(state, groups={MODEL: group})
+    columns = dealt_columns(
+        layout=program.shard.layout, length=programs.LENGTH, shards=program.shard.context
+    )
+    if columns is not None:
+        batch = {name: array[:, columns] for name, array in batch.items()}
     with fast_compilation(case.dtype == "float64"):
         state, metrics = build_train_step(program)(state, batch)
     group = state.groups[MODEL]
@@ -136,7 +145,9 @@ def fast_compilation(wanted: bool) -> Iterator[None]:
 def program_of(case: Case) -> Program:
     """Returns the program of a row."""
     rules: RulesConfig = dataclasses.replace(
-        programs.rules(case.rules), sequence_parallel=case.sequence_parallel
+        programs.rules(case.rules),
+        sequence_parallel=case.sequence_parallel,
+        context_layout=case.layout,
     )
     return programs.program(
         case.decoder(),
