@@ -77,26 +77,22 @@ def ring_attention(
             f"Ring attention halves the chunk of each of {parts // 2} ranks: a row of "
             f"{q_BTHK.shape[1]} tokens is not a multiple of {parts}."
         )
-    visible_NN = visible_halves(at, parts=parts, window=config.rules.window)
     B, T, H, K = q_BTHK.shape
     G = k_BTGK.shape[2]
-    y = _attend(q_BTHK.reshape(B, T, G, H // G, K), k_BTGK, v_BTGK, at, visible_NN, config)
+    y = _attend(q_BTHK.reshape(B, T, G, H // G, K), k_BTGK, v_BTGK, at, config)
     return y.reshape(B, T, H, K)
 
 
-def visible_halves(at: Places, *, parts: int, window: int | None = None) -> jax.Array:
-    """Returns [parts, parts] bool: whether any query of a part may see a key of another, any row.
+def visible_halves(edges_BN4: jax.Array, *, window: int | None = None) -> jax.Array:
+    """Returns [N, N] bool: whether any query of a half may see a key of another, in any row.
 
-    A part is known by its first and its last token, by segment and then position. That is enough
-    never to leave out a pair, whatever the order of tokens, and exact where a part is a stretch of
-    the row.
+    Never leaves out a pair, whatever the order of tokens; exact where a half is a stretch of a row.
+
+    Args:
+      edges_BN4: from `edges_of_halves`.
+      window: tokens that a query sees, itself included.
     """
-    segments, positions = (x.reshape(x.shape[0], parts, -1) for x in (at.segments, at.positions))
-    real = segments != 0
-    low = jnp.where(real, segments, _LAST).min(-1)
-    high = jnp.where(real, segments, -1).max(-1)
-    first = jnp.where(segments == low[..., None], positions, _LAST).min(-1)
-    last = jnp.where(segments == high[..., None], positions, -1).max(-1)
+    low, first, high, last = jnp.moveaxis(edges_BN4, -1, 0)
 
     def queries(x: jax.Array) -> jax.Array:
         return x[:, :, None]
@@ -111,53 +107,69 @@ def visible_halves(at: Places, *, parts: int, window: int | None = None) -> jax.
     return visible.any(axis=0)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
-def _attend(
-    q: jax.Array, k: jax.Array, v: jax.Array, at: Places, visible: jax.Array, config: RingConfig
-) -> jax.Array:
-    return _attend_forward(q, k, v, at, visible, config)[0]
+def edges_of_halves(at: Places, *, halves: int) -> jax.Array:
+    """Returns [B, halves, 4] int32: of each part its first and its last token.
+
+    They are the lowest segment, the lowest position in it, the highest segment and the highest
+    position in that. Padding does not count; a part of padding has a first after its last.
+    """
+    segments, positions = (x.reshape(x.shape[0], halves, -1) for x in (at.segments, at.positions))
+    real = segments != 0
+    low = jnp.where(real, segments, _LAST).min(-1)
+    high = jnp.where(real, segments, -1).max(-1)
+    first = jnp.where(segments == low[..., None], positions, _LAST).min(-1)
+    last = jnp.where(segments == high[..., None], positions, -1).max(-1)
+    return jnp.stack([low, first, high, last], axis=-1)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _attend(q: jax.Array, k: jax.Array, v: jax.Array, at: Places, config: RingConfig) -> jax.Array:
+    return _attend_forward(q, k, v, at, config)[0]
 
 
 def _attend_forward(
-    q: jax.Array, k: jax.Array, v: jax.Array, at: Places, visible: jax.Array, config: RingConfig
+    q: jax.Array, k: jax.Array, v: jax.Array, at: Places, config: RingConfig
 ) -> tuple[jax.Array, Any]:
-    run = _per_rank(_forward_of_rank, config=config, arguments=4, results=2)
-    y, lse = (checkpoint_name(x, SAVED) for x in run(visible, q, k, v, at))
-    return y, (q, k, v, at, visible, y, lse)
+    split = PartitionSpec(None, AXIS)
+    run = _per_rank(_forward_of_rank, config, 4 * (split,), (split, split, PartitionSpec()))
+    y, lse, visible = run(q, k, v, at)
+    y, lse = checkpoint_name(y, SAVED), checkpoint_name(lse, SAVED)
+    return y, (q, k, v, at, y, lse, visible)
 
 
 def _attend_backward(config: RingConfig, saved: Any, dy: jax.Array) -> tuple[Any, ...]:
-    q, k, v, at, visible, y, lse = saved
-    run = _per_rank(_backward_of_rank, config=config, arguments=7, results=3)
-    return (*run(visible, q, k, v, at, y, lse, dy), None, None)
+    split = PartitionSpec(None, AXIS)
+    arguments = (*6 * (split,), PartitionSpec(), split)
+    run = _per_rank(_backward_of_rank, config, arguments, 3 * (split,))
+    return (*run(*saved, dy), None)
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
 def _per_rank(
-    function: Callable[..., Any], *, config: RingConfig, arguments: int, results: int
+    function: Callable[..., Any], config: RingConfig, in_specs: Any, out_specs: Any
 ) -> Callable[..., Any]:
-    split = PartitionSpec(None, AXIS)
     return per_rank(
-        functools.partial(function, config=config),
+        functools.partial(function, rules=config.rules),
         mesh=config.mesh,
         axes=frozenset({AXIS}),
-        in_specs=(PartitionSpec(), *(split,) * arguments),
-        out_specs=(split,) * results,
+        in_specs=in_specs,
+        out_specs=out_specs,
     )
 
 
 def _forward_of_rank(
-    visible_NN: jax.Array,
     q_BTGRK: jax.Array,
     k_BTGK: jax.Array,
     v_BTGK: jax.Array,
     at: Places,
     *,
-    config: RingConfig,
-) -> tuple[jax.Array, jax.Array]:
-    """Returns outputs and log of the normaliser of one rank's queries."""
+    rules: ScoreRules,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns outputs and log of the normaliser of one rank's queries, and what pairs it needs."""
+    edges = jax.lax.all_gather(edges_of_halves(at, halves=2), AXIS, axis=1, tiled=True)
+    visible_NN = visible_halves(edges, window=rules.window)
     queries = list(zip(_halves(q_BTGRK), _halves(at), strict=True))
     pairs = _Pairs(visible_NN)
 
@@ -167,7 +179,7 @@ def _forward_of_rank(
             part = (*queries[i], *(x[j] for x in keys))
             softmaxes[i] = jax.lax.cond(
                 seen,
-                lambda before, part=part: absorb(before, *part, rules=config.rules),
+                lambda before, part=part: absorb(before, *part, rules=rules),
                 lambda before: before,
                 softmaxes[i],
             )
@@ -184,20 +196,20 @@ def _forward_of_rank(
     last = pairs.ranks - 1
     (softmaxes, here), _ = jax.lax.scan(step, (softmaxes, here), jnp.arange(last))
     y, lse = _whole([softmax.finished() for softmax in visit(softmaxes, here, last)])
-    return y.astype(q_BTGRK.dtype), lse
+    return y.astype(q_BTGRK.dtype), lse, visible_NN
 
 
 def _backward_of_rank(
-    visible_NN: jax.Array,
     q_BTGRK: jax.Array,
     k_BTGK: jax.Array,
     v_BTGK: jax.Array,
     at: Places,
     y_BTGRK: jax.Array,
     lse_BTGR: jax.Array,
+    visible_NN: jax.Array,
     dy_BTGRK: jax.Array,
     *,
-    config: RingConfig,
+    rules: ScoreRules,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns gradients of one rank's queries, keys and values."""
     delta = (y_BTGRK.astype(lse_BTGR.dtype) * dy_BTGRK.astype(lse_BTGR.dtype)).sum(-1)
@@ -215,7 +227,7 @@ def _backward_of_rank(
             part = (*queries[i], *(x[j] for x in keys))
 
             def add(before: Any, part: Any = part) -> Any:
-                added = gradients(*part, rules=config.rules)
+                added = gradients(*part, rules=rules)
                 return jax.tree.map(jnp.add, before, added)
 
             before = (dq[i], dk[j], dv[j])
