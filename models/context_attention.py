@@ -23,6 +23,8 @@ from partitioning.attention_pair import Places, ScoreRules
 from partitioning.manual import per_rank
 from partitioning.ring import AXIS, RingConfig, ring_attention
 
+HEADS = ("act_batch", "act_length", "act_heads", None)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scoring:
@@ -61,7 +63,7 @@ def attend_over_context(
       shard: mesh and rules.
     """
     assert shard.mesh is not None
-    heads = ("act_batch", "act_length", "act_heads", None)
+    spec = shard.spec(HEADS, shape=q_BTHK.shape)
     k_BTGK, v_BTGK = (_split_heads(x, queries=q_BTHK, shard=shard) for x in (k_BTGK, v_BTGK))
     if way == "ring":
         y_BTHK = ring_attention(
@@ -70,23 +72,28 @@ def attend_over_context(
             v_BTGK,
             Places(positions=tokens.positions, segments=tokens.segments),
             config=RingConfig(
-                mesh=shard.mesh, rules=ScoreRules(window=scoring.window, cap=scoring.cap)
+                mesh=shard.mesh,
+                spec=spec,
+                rules=ScoreRules(window=scoring.window, cap=scoring.cap),
             ),
         )
-        return shard(y_BTHK, *heads)
-    split = PartitionSpec(None, AXIS)
+        return shard(y_BTHK, *HEADS)
     run = per_rank(
         functools.partial(_attend_gathered, scoring=scoring),
         mesh=shard.mesh,
-        axes=frozenset({AXIS}),
-        in_specs=(split, split, split, split),
-        out_specs=split,
+        in_specs=(spec, spec, spec, PartitionSpec(*spec[:2])),
+        out_specs=spec,
     )
-    return checkpoint_name(shard(run(q_BTHK, k_BTGK, v_BTGK, tokens), *heads), "attention")
+    return checkpoint_name(shard(run(q_BTHK, k_BTGK, v_BTGK, tokens), *HEADS), "attention")
 
 
 def _attend_gathered(
-    q_BTHK: jax.Array, k_BTGK: jax.Array, v_BTGK: jax.Array, at: Tokens, *, scoring: Scoring
+    q_BTHK: jax.Array,
+    k_BTGK: jax.Array,
+    v_BTGK: jax.Array,
+    at: Tokens,
+    *,
+    scoring: Scoring,
 ) -> jax.Array:
     k_BSGK, v_BSGK, keys_at = jax.tree.map(
         lambda x: jax.lax.all_gather(x, AXIS, axis=1, tiled=True), (k_BTGK, v_BTGK, at)
@@ -104,9 +111,8 @@ def _split_heads(x_BTGK: jax.Array, *, queries: jax.Array, shard: Activations) -
     it: each then holds and sends on one head instead of all, and no rank needs another's part of a
     gradient in the middle of the attention.
     """
-    heads = ("act_batch", "act_length", "act_heads", None)
-    ways = shard.ways(heads, shape=queries.shape)[2]
+    ways = shard.ways(HEADS, shape=queries.shape)[2]
     G = x_BTGK.shape[2]
     if repeats := math.lcm(G, ways) // G - 1:
         x_BTGK = jnp.repeat(x_BTGK, repeats + 1, axis=2)
-    return shard(x_BTGK, *heads)
+    return shard(x_BTGK, *HEADS)

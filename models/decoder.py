@@ -13,7 +13,7 @@ from models.attention import Decoding, KeyValueCache, Tokens
 from models.context import Context
 from models.decoder_config import DecoderConfig
 from models.layers import Dense, RMSNorm, matmul, normal_parameter, soft_cap, wide
-from models.stack import INSIDE, RESIDUAL, Caches, Stack
+from models.stack import INSIDE, RESIDUAL, Auxiliary, Caches, Stack, add_reports
 
 ORDER = ("prefix", "pattern", "suffix")
 
@@ -52,7 +52,7 @@ class Decoder(nnx.Module):
         *,
         ctx: Context,
         decoding: Decoding | None = None,
-    ) -> tuple[jax.Array, dict[str, Caches] | None]:
+    ) -> tuple[jax.Array, dict[str, Caches] | None, Auxiliary]:
         """Runs all blocks.
 
         Args:
@@ -62,27 +62,47 @@ class Decoder(nnx.Module):
           decoding: continues from ``empty_caches`` or what an earlier call returned.
 
         Returns:
-          final hidden states [B, T, D] and the extended caches.
+          final hidden states [B, T, D], the extended caches, and what the blocks report.
         """
+        x_BTD = self.embed(inputs_BT, ctx)
+        caches: dict[str, Caches] = {}
+        reports: list[Auxiliary] = []
+        for part in ORDER:
+            of_part = None if decoding is None else decoding.of(decoding.caches.get(part))
+            x_BTD, cache, report = self.run(part, x_BTD, tokens, ctx=ctx, decoding=of_part)
+            reports.append(report)
+            if cache is not None:
+                caches[part] = cache
+        return self.norm(x_BTD, ctx), (caches if decoding else None), add_reports(*reports)
+
+    def embed(self, inputs_BT: jax.Array, ctx: Context) -> jax.Array:
+        """[B, T] int32 -> [B, T, D], what the first block reads."""
         # Gathered along embed before the look-up: batch and embed may share a mesh axis.
         table_VD = self.embedding[...].astype(self.config.dtype)
         x_BTD = ctx.shard(table_VD, "act_vocab", "act_embed")[inputs_BT]
         if self.config.embed_scale:
             x_BTD = x_BTD * jnp.asarray(math.sqrt(self.config.embed_dim), x_BTD.dtype)
-        x_BTD = ctx.shard(x_BTD, *RESIDUAL)
-        extended: dict[str, Caches] = {}
+        return ctx.shard(x_BTD, *RESIDUAL)
+
+    def run(
+        self,
+        part: str,
+        x_BTD: jax.Array,
+        tokens: Tokens,
+        *,
+        ctx: Context,
+        decoding: Decoding | None = None,
+        numbers: jax.Array | None = None,
+    ) -> tuple[jax.Array, Caches | None, Auxiliary]:
+        """Runs one part of ORDER, which may be absent; see Stack."""
         # By name: a dict that was split and merged comes back sorted.
-        for name in (part for part in ORDER if part in self.stacks):
-            x_BTD, cache = self.stacks[name](
-                x_BTD,
-                tokens,
-                ctx=ctx,
-                decoding=decoding.of(decoding.caches[name]) if decoding else None,
-            )
-            if cache is not None:
-                extended[name] = cache
-        hidden_BTD = ctx.shard(self.final_norm(x_BTD), *INSIDE)
-        return hidden_BTD, (extended if decoding else None)
+        if part not in self.stacks:
+            return x_BTD, None, {}
+        return self.stacks[part](x_BTD, tokens, ctx=ctx, decoding=decoding, numbers=numbers)
+
+    def norm(self, x_BTD: jax.Array, ctx: Context) -> jax.Array:
+        """[B, T, D] after the last block -> final hidden states [B, T, D]."""
+        return ctx.shard(self.final_norm(x_BTD), *INSIDE)
 
     def logits(self, hidden_BTD: jax.Array, ctx: Context) -> jax.Array:
         """[B, T, D] -> [B, T, V], float32 at least."""

@@ -6,11 +6,14 @@ Every parameter has a leading ``layers`` dimension of size ``repeats``. The stac
 Shape suffixes: B batch, T length, S cache slots, D embed, L repeats.
 """
 
+import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from models.attention import Attention, Decoding, KeyValueCache, Tokens
@@ -23,6 +26,8 @@ RESIDUAL = ("act_batch", "act_length_residual", "act_embed")
 INSIDE = ("act_batch", "act_length", "act_embed")
 
 Caches = dict[str, KeyValueCache]
+Auxiliary = dict[str, jax.Array]
+"""Sums that blocks report beside their output: ``auxiliary_loss`` and metrics; empty if dense."""
 
 
 class DecoderBlock(nnx.Module):
@@ -48,13 +53,13 @@ class DecoderBlock(nnx.Module):
         *,
         ctx: Context,
         decoding: Decoding | None = None,
-    ) -> tuple[jax.Array, KeyValueCache | None]:
-        """[B, T, D] -> [B, T, D] and the extended cache."""
+    ) -> tuple[jax.Array, KeyValueCache | None, Auxiliary]:
+        """[B, T, D] -> [B, T, D], the extended cache, and what the block reports."""
         h = ctx.shard(self.attention_norm(x_BTD), *INSIDE)
         h, cache = self.attention(h, tokens, ctx=ctx, decoding=decoding)
         x_BTD = self._add(x_BTD, h, norm=self.attention_post_norm, site=0, ctx=ctx)
         h = self.mlp(ctx.shard(self.mlp_norm(x_BTD), *INSIDE), ctx)
-        return self._add(x_BTD, h, norm=self.mlp_post_norm, site=1, ctx=ctx), cache
+        return self._add(x_BTD, h, norm=self.mlp_post_norm, site=1, ctx=ctx), cache, {}
 
     def _add(
         self, x: jax.Array, h: jax.Array, *, norm: RMSNorm | None, site: int, ctx: Context
@@ -111,7 +116,8 @@ class Stack(nnx.Module):
         *,
         ctx: Context,
         decoding: Decoding | None = None,
-    ) -> tuple[jax.Array, Caches | None]:
+        numbers: jax.Array | np.ndarray | None = None,
+    ) -> tuple[jax.Array, Caches | None, Auxiliary]:
         """Runs every block.
 
         Args:
@@ -119,51 +125,61 @@ class Stack(nnx.Module):
           tokens: where the inputs stand.
           ctx: sharding and randomness.
           decoding: caches by position in the pattern, each with a leading L.
+          numbers: [L] int32, which repeats the parameters belong to, where they are only some of
+            the stack's (a pipeline stage); None means all.
 
         Returns:
-          [B, T, D] and the extended caches.
+          [B, T, D], the extended caches, and the sum of what the blocks report.
         """
         graph, stacked = nnx.split(self.blocks)
         caches = None if decoding is None else decoding.caches
+        numbers = np.arange(self.repeats) if numbers is None else numbers
 
         def repeat(
             x: jax.Array, number: jax.Array | int, parameters: Any, caches: Caches | None
-        ) -> tuple[jax.Array, Caches | None]:
+        ) -> tuple[jax.Array, tuple[Caches | None, Auxiliary]]:
             blocks = nnx.merge(graph, parameters)
             extended: Caches = {}
+            reports: list[Auxiliary] = []
             # By number: a dict that was split and merged comes back sorted, "10" before "2".
             for position in range(len(blocks)):
                 name, layer = str(position), self.first + number * len(blocks) + position
-                x, cache = blocks[name](
+                x, cache, report = blocks[name](
                     x,
                     tokens,
                     ctx=ctx.at_layer(layer),
                     decoding=decoding.of(caches[name]) if decoding and caches else None,
                 )
+                reports.append(report)
                 if cache is not None:
                     extended[name] = cache
-            return x, (extended if caches is not None else None)
+            return x, (extended if caches is not None else None, add_reports(*reports))
 
         run = rematerialized(repeat, policy=self.remat, scanned=self.scan)
         if self.scan:
-            return jax.lax.scan(
-                lambda x, each: run(x, *each), x_BTD, (jnp.arange(self.repeats), stacked, caches)
+            x_BTD, (caches, reports) = jax.lax.scan(
+                lambda x, each: run(x, *each), x_BTD, (numbers, stacked, caches)
             )
-        return self._unrolled(run, x_BTD, stacked, caches)
-
-    def _unrolled(
-        self, run: Callable[..., Any], x: jax.Array, stacked: Any, caches: Caches | None
-    ) -> tuple[jax.Array, Caches | None]:
+            return x_BTD, caches, jax.tree.map(lambda report: report.sum(axis=0), reports)
         # split, not indexing: its transpose is one concatenation, not a sum of padded slices.
-        parameters = _unstack(stacked, self.repeats)
-        each_cache = _unstack(caches, self.repeats)
+        repeats = numbers.shape[0]
+        each = zip(numbers, _unstack(stacked, repeats), _unstack(caches, repeats), strict=True)
         results = []
-        for number in range(self.repeats):
-            x, cache = run(x, number, parameters[number], each_cache[number])
-            results.append(cache)
-        if caches is None:
-            return x, None
-        return x, jax.tree.map(lambda *leaves: jnp.stack(leaves), *results)
+        for part in each:
+            x_BTD, result = run(x_BTD, *part)
+            results.append(result)
+        extended, reports = zip(*results, strict=True)
+        caches = None if caches is None else jax.tree.map(lambda *a: jnp.stack(a), *extended)
+        return x_BTD, caches, add_reports(*reports)
+
+
+def add_reports(*reports: Auxiliary) -> Auxiliary:
+    """Returns the sum of what blocks report; a name that one of them lacks counts as zero."""
+    names = {name: None for report in reports for name in report}
+    return {
+        name: functools.reduce(operator.add, [part[name] for part in reports if name in part])
+        for name in names
+    }
 
 
 def rematerialized(

@@ -1,7 +1,8 @@
 """Where activations live: the one object through which model code speaks of sharding.
 
 Model code names dimensions; this object turns names into constraints, or into nothing on one
-device. It is hashable, so it may be closed over or passed as a static argument.
+device. Inside a ``shard_map`` the axes that it took are already split and are left out. It is
+hashable, so it may be closed over or passed as a static argument.
 """
 
 import dataclasses
@@ -11,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from partitioning.mesh import axis_sizes
+from partitioning.mesh import automatic_sizes, current_mesh
 from partitioning.mesh_config import ContextLayout, Rule
 from partitioning.rules import mesh_axes, resolve
 from partitioning.sequence_layout import original_columns
@@ -40,14 +41,13 @@ class Activations:
     def sharding(self, axes: tuple[str | None, ...], *, shape: tuple[int, ...]) -> NamedSharding:
         """Returns the sharding of an activation of ``shape``."""
         assert self.mesh is not None
-        return NamedSharding(self.mesh, self.spec(axes, shape=shape))
+        return NamedSharding(current_mesh(self.mesh), self.spec(axes, shape=shape))
 
     def spec(self, axes: tuple[str | None, ...], *, shape: tuple[int, ...]) -> PartitionSpec:
         """Returns the PartitionSpec of an activation of ``shape``."""
         assert self.mesh is not None
-        return resolve(
-            axes, shape=shape, rules=self.rules, sizes=axis_sizes(self.mesh), name="activation"
-        ).spec
+        sizes = automatic_sizes(self.mesh)
+        return resolve(axes, shape=shape, rules=self.rules, sizes=sizes, name="activation").spec
 
     def ways(self, axes: tuple[str | None, ...], *, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Returns into how many parts each dimension of an activation of ``shape`` is split."""

@@ -4,38 +4,50 @@ One function, so that such code also runs inside other such code: attention over
 pipeline over `stage`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
+
+from partitioning.mesh import current_mesh
+from partitioning.rules import mesh_axes
 
 
 def per_rank(
-    function: Callable[..., Any], *, mesh: Mesh, axes: frozenset[str], in_specs: Any, out_specs: Any
+    function: Callable[..., Any],
+    *,
+    mesh: Mesh,
+    in_specs: tuple[PartitionSpec, ...],
+    out_specs: tuple[PartitionSpec, ...] | PartitionSpec,
 ) -> Callable[..., Any]:
-    """Returns ``function`` mapped over ``axes`` of ``mesh``; other axes stay automatic.
+    """Returns ``function`` mapped over all mesh axes that its specs name; others stay automatic.
 
-    Inside another mapped function, whose axes are already taken apart, the mesh of the surrounding
-    code is used: it is the same one, and jax wants it so.
+    Name every axis that splits the arguments: where a function that exchanges data is mapped over
+    one axis only, XLA's partitioner gathers what the other axes had split (all-gather and
+    reduce-scatter, jax 0.12), and may put collectives into branches.
 
     Values are not tracked as varying or equal over the ranks (``check_vma``): nested mappings
-    cannot be differentiated with it (jax 0.12). So ``function`` must not return anything as equal
-    over ``axes`` that is not, and an input that is equal over ``axes`` gets no gradient.
+    cannot be differentiated with it (jax 0.12). So an output must vary over what its spec names
+    only, and the gradient of an argument is summed over the axes that its spec lacks and others'
+    have.
 
     Args:
       function: takes and returns local arrays.
       mesh: the device mesh.
-      axes: mesh axes that ``function`` sees as ranks.
-      in_specs: of the arguments; PartitionSpecs that name only ``axes``.
+      in_specs: of the arguments.
       out_specs: of the results.
     """
-    surrounding = jax.sharding.get_abstract_mesh()
+    results = (out_specs,) if isinstance(out_specs, PartitionSpec) else out_specs
     return jax.shard_map(
         function,
-        mesh=None if surrounding.manual_axes else mesh,
+        mesh=current_mesh(mesh),
         in_specs=in_specs,
         out_specs=out_specs,
-        axis_names=set(axes),
+        axis_names=_axes((*in_specs, *results)),
         check_vma=False,
     )
+
+
+def _axes(specs: Iterable[PartitionSpec]) -> set[str]:
+    return {axis for spec in specs for entry in spec for axis in mesh_axes(entry)}

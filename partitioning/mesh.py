@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from partitioning.mesh_config import AXES, MeshConfig
 
@@ -42,6 +42,19 @@ def build_mesh(config: MeshConfig, *, devices: Sequence[jax.Device] | None = Non
 def axis_sizes(mesh: Mesh) -> dict[str, int]:
     """Returns axis -> number of devices."""
     return dict(mesh.shape)
+
+
+def current_mesh(mesh: Mesh) -> Mesh | AbstractMesh:
+    """Returns what shardings must name here: inside a ``shard_map`` its view of ``mesh``."""
+    inside = jax.sharding.get_abstract_mesh()
+    return mesh if inside.empty else inside
+
+
+def automatic_sizes(mesh: Mesh) -> dict[str, int]:
+    """Returns axis -> number of devices; 1 for axes that an enclosing ``shard_map`` has split."""
+    inside = jax.sharding.get_abstract_mesh()
+    manual = () if inside.empty else inside.manual_axes
+    return {axis: 1 if axis in manual else size for axis, size in mesh.shape.items()}
 
 
 def describe(mesh: Mesh) -> str:

@@ -20,7 +20,6 @@ heads, G key/value heads, R query heads per key/value head, K head_dim, N halves
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -44,10 +43,13 @@ class RingConfig:
 
     Attributes:
       mesh: devices.
+      spec: of queries, keys and values alike, [batch, length, heads, head_dim]; the length is split
+        over `context`. The code runs per rank along all axes that it names.
       rules: window and soft cap.
     """
 
     mesh: Mesh
+    spec: PartitionSpec
     rules: ScoreRules
 
 
@@ -130,33 +132,30 @@ def _attend(q: jax.Array, k: jax.Array, v: jax.Array, at: Places, config: RingCo
 def _attend_forward(
     q: jax.Array, k: jax.Array, v: jax.Array, at: Places, config: RingConfig
 ) -> tuple[jax.Array, Any]:
-    split = PartitionSpec(None, AXIS)
-    run = _per_rank(_forward_of_rank, config, 4 * (split,), (split, split, PartitionSpec()))
-    y, lse, visible = run(q, k, v, at)
+    heads, tokens = config.spec, PartitionSpec(*config.spec[:2])
+    run = per_rank(
+        functools.partial(_forward_of_rank, rules=config.rules),
+        mesh=config.mesh,
+        in_specs=(heads, heads, heads, tokens),
+        out_specs=(heads, heads, tokens),
+    )
+    y, lse, needed = run(q, k, v, at)
     y, lse = checkpoint_name(y, SAVED), checkpoint_name(lse, SAVED)
-    return y, (q, k, v, at, y, lse, visible)
+    return y, (q, k, v, at, y, lse, needed)
 
 
 def _attend_backward(config: RingConfig, saved: Any, dy: jax.Array) -> tuple[Any, ...]:
-    split = PartitionSpec(None, AXIS)
-    arguments = (*6 * (split,), PartitionSpec(), split)
-    run = _per_rank(_backward_of_rank, config, arguments, 3 * (split,))
+    heads, tokens = config.spec, PartitionSpec(*config.spec[:2])
+    run = per_rank(
+        functools.partial(_backward_of_rank, rules=config.rules),
+        mesh=config.mesh,
+        in_specs=(heads, heads, heads, tokens, heads, heads, tokens, heads),
+        out_specs=(heads, heads, heads),
+    )
     return (*run(*saved, dy), None)
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
-
-
-def _per_rank(
-    function: Callable[..., Any], config: RingConfig, in_specs: Any, out_specs: Any
-) -> Callable[..., Any]:
-    return per_rank(
-        functools.partial(function, rules=config.rules),
-        mesh=config.mesh,
-        axes=frozenset({AXIS}),
-        in_specs=in_specs,
-        out_specs=out_specs,
-    )
 
 
 def _forward_of_rank(
@@ -167,11 +166,13 @@ def _forward_of_rank(
     *,
     rules: ScoreRules,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns outputs and log of the normaliser of one rank's queries, and what pairs it needs."""
+    """Returns outputs and log of the normaliser of one rank's queries, and [1, 2, N] its pairs."""
     edges = jax.lax.all_gather(edges_of_halves(at, halves=2), AXIS, axis=1, tiled=True)
     visible_NN = visible_halves(edges, window=rules.window)
+    rank = jax.lax.axis_index(AXIS)
+    needed_2N = jax.lax.dynamic_slice_in_dim(visible_NN, 2 * rank, 2)
     queries = list(zip(_halves(q_BTGRK), _halves(at), strict=True))
-    pairs = _Pairs(visible_NN)
+    pairs = _Pairs(needed_2N)
 
     def visit(softmaxes: list[Softmax], round_: Any, step: jax.Array | int) -> list[Softmax]:
         keys = [_halves(x) for x in round_]
@@ -196,7 +197,7 @@ def _forward_of_rank(
     last = pairs.ranks - 1
     (softmaxes, here), _ = jax.lax.scan(step, (softmaxes, here), jnp.arange(last))
     y, lse = _whole([softmax.finished() for softmax in visit(softmaxes, here, last)])
-    return y.astype(q_BTGRK.dtype), lse, visible_NN
+    return y.astype(q_BTGRK.dtype), lse, needed_2N[None]
 
 
 def _backward_of_rank(
@@ -206,7 +207,7 @@ def _backward_of_rank(
     at: Places,
     y_BTGRK: jax.Array,
     lse_BTGR: jax.Array,
-    visible_NN: jax.Array,
+    needed_12N: jax.Array,
     dy_BTGRK: jax.Array,
     *,
     rules: ScoreRules,
@@ -215,7 +216,7 @@ def _backward_of_rank(
     delta = (y_BTGRK.astype(lse_BTGR.dtype) * dy_BTGRK.astype(lse_BTGR.dtype)).sum(-1)
     mine = (q_BTGRK, at, lse_BTGR, dy_BTGRK, delta)
     queries = list(zip(*(_halves(x) for x in mine), strict=True))
-    pairs = _Pairs(visible_NN)
+    pairs = _Pairs(needed_12N[0])
 
     def zeros(x: jax.Array) -> list[jax.Array]:
         return [jnp.zeros(half.shape, lse_BTGR.dtype) for half in _halves(x)]
@@ -259,19 +260,15 @@ def _backward_of_rank(
 class _Pairs:
     """Which halves of this rank's queries see which halves of the keys that are here."""
 
-    def __init__(self, visible_NN: jax.Array):
+    def __init__(self, needed_2N: jax.Array):
         self.ranks = jax.lax.axis_size(AXIS)
-        self._visible = visible_NN
+        self._needed = needed_2N
         self._rank = jax.lax.axis_index(AXIS)
 
     def of(self, step: jax.Array | int) -> list[tuple[int, int, jax.Array]]:
         """Returns (half of the queries, half of the keys, whether any is seen) at a step."""
         source = (self._rank - step) % self.ranks
-        return [
-            (i, j, self._visible[2 * self._rank + i, 2 * source + j])
-            for i in range(2)
-            for j in range(2)
-        ]
+        return [(i, j, self._needed[i, 2 * source + j]) for i in range(2) for j in range(2)]
 
 
 def _send_on(tree: Any) -> Any:

@@ -6,6 +6,7 @@ Shape suffixes: B batch rows, T length.
 import dataclasses
 import math
 from collections.abc import Mapping
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +16,11 @@ from flax import nnx
 from models.attention import Tokens
 from models.context import Context
 from models.decoder import Decoder
+from models.layers import wide
 from models.losses import cross_entropy
+from models.stack import Auxiliary
 from trainer.run_config import LanguageModel
-from trainer.task import ArraySpec, Batch, Metrics
+from trainer.task import ArraySpec, Batch, Sums, add_sums
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +34,8 @@ class LanguageModelTask:
 
     config: LanguageModel
     token_bytes: tuple[int, ...] | None = None
+
+    repeated: ClassVar[str] = "stacks/pattern"
 
     def batch_spec(self, *, rows: int, length: int) -> dict[str, ArraySpec]:
         """See Task."""
@@ -46,16 +51,41 @@ class LanguageModelTask:
         """See Task."""
         return Decoder(self.config.model, key=key)
 
-    def loss(
-        self, model: nnx.Module, batch: Batch, *, ctx: Context
-    ) -> tuple[jax.Array, jax.Array, Metrics]:
+    def loss(self, model: nnx.Module, batch: Batch, *, ctx: Context) -> Sums:
         """See Task; metrics are ``nll``, ``correct`` and ``bytes``, summed over tokens."""
+        x, entered = self.enter(model, batch, ctx=ctx)
+        x, repeated = self.repeat(model, x, batch, ctx=ctx)
+        return add_sums(entered, repeated, self.leave(model, x, batch, ctx=ctx))
+
+    def enter(self, model: nnx.Module, batch: Batch, *, ctx: Context) -> tuple[jax.Array, Sums]:
+        """See PipelinedTask: embedding and the pattern's prefix."""
         assert isinstance(model, Decoder)
-        tokens = Tokens(positions=batch["positions"], segments=batch["segment_ids"])
-        hidden, _ = model(batch["inputs"], tokens, ctx=ctx)
+        x, _, report = model.run(
+            "prefix", model.embed(batch["inputs"], ctx), _tokens(batch), ctx=ctx
+        )
+        return x, self._auxiliary(report, batch)
+
+    def repeat(
+        self,
+        model: nnx.Module,
+        x: jax.Array,
+        batch: Batch,
+        *,
+        ctx: Context,
+        numbers: jax.Array | None = None,
+    ) -> tuple[jax.Array, Sums]:
+        """See PipelinedTask: repeats of the pattern."""
+        assert isinstance(model, Decoder)
+        x, _, report = model.run("pattern", x, _tokens(batch), ctx=ctx, numbers=numbers)
+        return x, self._auxiliary(report, batch)
+
+    def leave(self, model: nnx.Module, x: jax.Array, batch: Batch, *, ctx: Context) -> Sums:
+        """See PipelinedTask: the pattern's suffix, final norm, head and cross entropy."""
+        assert isinstance(model, Decoder)
+        x, _, report = model.run("suffix", x, _tokens(batch), ctx=ctx)
         scores = cross_entropy(
             model,
-            hidden,
+            model.norm(x, ctx),
             batch["targets"],
             batch["loss_weights"],
             ctx=ctx,
@@ -66,7 +96,15 @@ class LanguageModelTask:
         if self.token_bytes is not None:
             size = jnp.asarray(self.token_bytes, jnp.float32)[batch["targets"]]
             metrics["bytes"] = (size * batch["loss_weights"]).sum()
-        return scores.loss, scores.weight, metrics
+        return add_sums(self._auxiliary(report, batch), (scores.loss, scores.weight, metrics))
+
+    def _auxiliary(self, report: Auxiliary, batch: Batch) -> Sums:
+        """What blocks report, as sums: their loss counts once per weighted token."""
+        metrics = {name: value for name, value in report.items() if name != "auxiliary_loss"}
+        weight = wide(batch["loss_weights"]).sum()
+        zero = jnp.zeros_like(weight)
+        loss = report["auxiliary_loss"] * weight if "auxiliary_loss" in report else zero
+        return loss, zero, metrics
 
     def metrics(self, sums: Mapping[str, float], *, weight: float) -> dict[str, float]:
         """See Task; returns perplexity, accuracy and, where bytes are known, bits per byte."""
@@ -90,3 +128,7 @@ class LanguageModelTask:
             outside = length - width
             pairs += width * (width + 1) // 2 + outside * width if causal else length * width
         return 4.0 * rows * model.heads * model.head_dim * pairs
+
+
+def _tokens(batch: Batch) -> Tokens:
+    return Tokens(positions=batch["positions"], segments=batch["segment_ids"])

@@ -74,7 +74,7 @@ def _draw(
     every = at(0, slots)
 
     def forward(tokens: jax.Array, start: jax.Array | int, caches: Any) -> tuple[jax.Array, Any]:
-        hidden, caches = model(
+        hidden, caches, _ = model(
             tokens,
             at(start, tokens.shape[1]),
             ctx=ctx,

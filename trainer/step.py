@@ -19,9 +19,7 @@ from models.layers import wide
 from trainer.paths import merge_frozen, split_frozen
 from trainer.program import Program
 from trainer.state import MODEL, Group, TrainState, abstract_state, gradient_layout, shardings
-from trainer.task import Batch, Metrics
-
-Sums = tuple[jax.Array, jax.Array, Metrics]
+from trainer.task import Batch, Metrics, Sums
 
 
 def build_train_step(program: Program) -> jax.stages.Wrapped:

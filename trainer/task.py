@@ -5,8 +5,10 @@ everything that training changes is in TrainState.
 """
 
 import dataclasses
+import functools
+import operator
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -16,6 +18,20 @@ from models.context import Context
 
 Batch = Mapping[str, jax.Array]
 Metrics = dict[str, jax.Array]
+Sums = tuple[jax.Array, jax.Array, Metrics]
+"""(sum of the loss, sum of the weights, sums of further metrics)."""
+
+
+def add_sums(*parts: Sums) -> Sums:
+    """Adds what several parts of a model contribute; a metric that one of them lacks is zero."""
+    names = {name: None for _, _, metrics in parts for name in metrics}
+    total = functools.reduce(operator.add, [total for total, _, _ in parts])
+    weight = functools.reduce(operator.add, [weight for _, weight, _ in parts])
+    metrics = {
+        name: functools.reduce(operator.add, [m[name] for _, _, m in parts if name in m])
+        for name in names
+    }
+    return total, weight, metrics
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,10 +60,8 @@ class Task(Protocol):
         """Creates the model; called inside jit, with outputs sharded."""
         ...
 
-    def loss(
-        self, model: nnx.Module, batch: Batch, *, ctx: Context
-    ) -> tuple[jax.Array, jax.Array, Metrics]:
-        """Returns (sum of the loss, sum of the weights, sums of further metrics).
+    def loss(self, model: nnx.Module, batch: Batch, *, ctx: Context) -> Sums:
+        """Returns sums of loss, weights and further metrics.
 
         All are sums over the batch, so that adding them over microbatches is exact. The gradient
         is that of ``sum / weights``.
@@ -64,4 +78,37 @@ class Task(Protocol):
         Counted from the formula, because fused kernels hide them from the traced program.
         ``causal`` counts only pairs that a causal mask lets through.
         """
+        ...
+
+
+@runtime_checkable
+class PipelinedTask(Task, Protocol):
+    """A task whose model is a chain: something, equal repeats of a pattern, something.
+
+    Its ``loss`` is the sum of what the three parts contribute.
+    """
+
+    @property
+    def repeated(self) -> str:
+        """Path under which all parameters lead with the repeats' dimension."""
+        ...
+
+    def enter(self, model: nnx.Module, batch: Batch, *, ctx: Context) -> tuple[jax.Array, Sums]:
+        """Returns what the first repeat reads, and what is contributed before it."""
+        ...
+
+    def repeat(
+        self,
+        model: nnx.Module,
+        x: jax.Array,
+        batch: Batch,
+        *,
+        ctx: Context,
+        numbers: jax.Array | None = None,
+    ) -> tuple[jax.Array, Sums]:
+        """Runs the repeats that ``model`` holds; ``numbers`` says which ones, None means all."""
+        ...
+
+    def leave(self, model: nnx.Module, x: jax.Array, batch: Batch, *, ctx: Context) -> Sums:
+        """Returns what is contributed after the last repeat."""
         ...

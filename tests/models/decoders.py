@@ -35,7 +35,7 @@ def forward(model: Decoder, inputs, positions, segments, **rest: Any) -> np.ndar
 
     def run(state: Any) -> jax.Array:
         merged = nnx.merge(graph, state)
-        hidden, _ = merged(inputs, tokens, ctx=Context(**rest))
+        hidden, _, _ = merged(inputs, tokens, ctx=Context(**rest))
         return merged.logits(hidden, Context())
 
     graph, state = nnx.split(model)

@@ -131,7 +131,7 @@ def test_cross_entropy_equals_the_numpy_reference_in_any_number_of_chunks(chunks
 
     def score(state):
         merged = nnx.merge(graph, state)
-        hidden, _ = merged(inputs, tokens, ctx=Context())
+        hidden, _, _ = merged(inputs, tokens, ctx=Context())
         return cross_entropy(
             merged, hidden, targets, weights, ctx=Context(), chunks=chunks, z_loss=z_loss
         )
@@ -215,7 +215,7 @@ def test_decoding_with_caches_equals_the_forward_pass_position_by_position(name,
         here = Tokens(
             positions=jnp.broadcast_to(places, inputs.shape), segments=jnp.ones_like(inputs)
         )
-        hidden, caches = merged(
+        hidden, caches, _ = merged(
             inputs, here, ctx=Context(), decoding=Decoding(caches=caches, index=start, tokens=every)
         )
         return merged.logits(hidden, Context()), caches
