@@ -64,7 +64,7 @@ def attend_over_context(
     """
     assert shard.mesh is not None
     spec = shard.spec(HEADS, shape=q_BTHK.shape)
-    k_BTGK, v_BTGK = (_split_heads(x, queries=q_BTHK, shard=shard) for x in (k_BTGK, v_BTGK))
+    k_BTGK, v_BTGK = (_split_heads(x, heads=q_BTHK.shape[2], shard=shard) for x in (k_BTGK, v_BTGK))
     if way == "ring":
         y_BTHK = ring_attention(
             q_BTHK,
@@ -104,14 +104,15 @@ def _attend_gathered(
     )
 
 
-def _split_heads(x_BTGK: jax.Array, *, queries: jax.Array, shard: Activations) -> jax.Array:
+def _split_heads(x_BTGK: jax.Array, *, heads: int, shard: Activations) -> jax.Array:
     """Lays out keys or values so that every rank of `tensor` has those of its own query heads.
 
     Where fewer key/value heads than ranks are there, a head is repeated for the ranks that share
     it: each then holds and sends on one head instead of all, and no rank needs another's part of a
     gradient in the middle of the attention.
     """
-    ways = shard.ways(HEADS, shape=queries.shape)[2]
+    assert shard.mesh is not None
+    ways = math.prod(shard.mesh.shape[axis] for axis in shard.axes("act_heads", size=heads))
     G = x_BTGK.shape[2]
     if repeats := math.lcm(G, ways) // G - 1:
         x_BTGK = jnp.repeat(x_BTGK, repeats + 1, axis=2)

@@ -12,7 +12,7 @@ from flax import nnx
 from models.attention import Decoding, KeyValueCache, Tokens
 from models.context import Context
 from models.decoder_config import DecoderConfig
-from models.layers import Dense, RMSNorm, matmul, normal_parameter, soft_cap, wide
+from models.layers import Dense, RMSNorm, look_up, matmul, normal_parameter, soft_cap, wide
 from models.stack import INSIDE, RESIDUAL, Auxiliary, Caches, Stack, add_reports
 
 ORDER = ("prefix", "pattern", "suffix")
@@ -79,7 +79,7 @@ class Decoder(nnx.Module):
         """[B, T] int32 -> [B, T, D], what the first block reads."""
         # Gathered along embed before the look-up: batch and embed may share a mesh axis.
         table_VD = self.embedding[...].astype(self.config.dtype)
-        x_BTD = ctx.shard(table_VD, "act_vocab", "act_embed")[inputs_BT]
+        x_BTD = look_up(ctx.shard(table_VD, "act_vocab", "act_embed"), inputs_BT, ctx=ctx)
         if self.config.embed_scale:
             x_BTD = x_BTD * jnp.asarray(math.sqrt(self.config.embed_dim), x_BTD.dtype)
         return ctx.shard(x_BTD, *RESIDUAL)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec as P
 
 from models.context import Context
 from models.decoder_config import DecoderConfig
@@ -70,6 +71,28 @@ def matmul(x: jax.Array, w: jax.Array, *, contract: int, ctx: Context) -> jax.Ar
     inputs = math.prod(w.shape[:contract])
     y_NO = x.reshape(-1, inputs) @ w.reshape(inputs, -1)
     return y_NO.reshape(*lead, *outputs)
+
+
+def look_up(table_VD: jax.Array, ids_BT: jax.Array, *, ctx: Context) -> jax.Array:
+    """Returns the rows [B, T, D] of a table whose vocabulary may be sharded.
+
+    Each shard looks up the ids that it has, and the shards are added up. Left to the partitioner,
+    the look-up and its gradient may go through collective-permutes, which must not stand in a
+    branch of a pipeline.
+    """
+    axes = ctx.shard.axes("act_vocab", size=table_VD.shape[0])
+    if not axes:
+        return table_VD[ids_BT]
+
+    def local(table_VD: jax.Array, ids_BT: jax.Array) -> jax.Array:
+        ids_BT = ids_BT - jax.lax.axis_index(axes) * table_VD.shape[0]
+        here_BT = (ids_BT >= 0) & (ids_BT < table_VD.shape[0])
+        rows_BTD = table_VD[jnp.where(here_BT, ids_BT, 0)]
+        return jax.lax.psum(jnp.where(here_BT[..., None], rows_BTD, 0), axes)
+
+    return ctx.shard.manually(local, over=axes, inputs=(P(axes), P()), outputs=P())(
+        table_VD, ids_BT
+    )
 
 
 class Dense(nnx.Module):

@@ -6,7 +6,8 @@ hashable, so it may be closed over or passed as a static argument.
 """
 
 import dataclasses
-import math
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -49,13 +50,6 @@ class Activations:
         sizes = automatic_sizes(self.mesh)
         return resolve(axes, shape=shape, rules=self.rules, sizes=sizes, name="activation").spec
 
-    def ways(self, axes: tuple[str | None, ...], *, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Returns into how many parts each dimension of an activation of ``shape`` is split."""
-        if self.mesh is None:
-            return (1,) * len(shape)
-        spec = self.spec(axes, shape=shape)
-        return tuple(math.prod(self.mesh.shape[axis] for axis in mesh_axes(e)) for e in spec)
-
     @property
     def context(self) -> int:
         """Ranks that the tokens of a row are split over."""
@@ -68,6 +62,34 @@ class Activations:
             places, layout=self.layout, length=length, shards=self.context
         )
         return columns
+
+    def axes(self, logical: str, *, size: int) -> tuple[str, ...]:
+        """Returns the mesh axes that split a dimension of ``size``, none where it is whole."""
+        if self.mesh is None or self.mesh.size == 1:
+            return ()
+        return mesh_axes(self.spec((logical,), shape=(size,))[0])
+
+    def manually(
+        self,
+        function: Callable[..., Any],
+        *,
+        over: tuple[str, ...],
+        inputs: Any,
+        outputs: Any,
+    ) -> Callable[..., Any]:
+        """Returns ``function`` run on each shard of the axes ``over``; all others stay automatic.
+
+        May stand inside another ``shard_map``. ``inputs`` and ``outputs`` are PartitionSpecs that
+        name axes of ``over`` only.
+        """
+        assert self.mesh is not None
+        return jax.shard_map(
+            function,
+            mesh=current_mesh(self.mesh),
+            in_specs=inputs,
+            out_specs=outputs,
+            axis_names=set(over),
+        )
 
     @property
     def flatten_matmuls(self) -> bool:

@@ -92,9 +92,7 @@ class RulesConfig:
         ("mlp", "tensor"),
         ("experts", "expert"),
         ("norm", None),
-        ("layers", None),
-        ("stage", "stage"),
-        ("chunk", None),
+        ("layers", "stage", None),
     )
     activations: tuple[Rule, ...] = (
         ("act_batch", ("data", "fsdp", "expert")),

@@ -18,6 +18,7 @@ from input_pipeline.evaluation import EvaluationBatches
 from input_pipeline.placement import local_rows
 from launch.contract import ExitCode
 from partitioning.mesh import axis_sizes, build_mesh
+from partitioning.schedules import check_microbatches
 from partitioning.sequence_layout import dealt_columns
 from trainer.checkpoints.root import UNWRITABLE
 from trainer.context_length import check_context
@@ -113,6 +114,7 @@ def assemble(config: RunConfig) -> tuple[Program, dict[str, NamedSharding]]:
         task = build_task(config.task)
         program = build_program(config, task=task, mesh=mesh)
         check_axes(program)
+        check_pipeline(config, program)
         abstract_state(program)
         spec = task.batch_spec(rows=config.data.global_batch, length=config.data.sequence_length)
         shardings = {
@@ -192,13 +194,63 @@ def check_decoder(config: RunConfig) -> None:
 def check_axes(program: Program) -> None:
     """Raises ValueError if a mesh axis only repeats work, because the model has nothing for it."""
     there = {name for axes, _ in program.axes.values() for name in axes}
-    for axis, dimension in (("stage", "stage"), ("expert", "experts")):
-        size = program.mesh.shape[axis]
-        if size > 1 and dimension not in there:
+    size = program.mesh.shape["expert"]
+    if size > 1 and "experts" not in there:
+        raise ValueError(
+            f"MeshConfig.expert takes {size} devices, but no parameter of this model has a "
+            "dimension 'experts'; give the devices to MeshConfig.data or MeshConfig.fsdp."
+        )
+
+
+def check_pipeline(config: RunConfig, program: Program) -> None:
+    """Raises ValueError if layers, chunks and microbatches do not fill the pipeline's stages."""
+    stages, chunks = program.mesh.shape["stage"], config.pipeline.chunks
+    if stages == 1:
+        if chunks > 1:
             raise ValueError(
-                f"MeshConfig.{axis} takes {size} devices, but no parameter of this model has a "
-                f"dimension {dimension!r}; give the devices to MeshConfig.data or MeshConfig.fsdp."
+                f"PipelineConfig.chunks={chunks} needs pipeline stages, but MeshConfig.stage=1."
             )
+        return
+    stacked = [shape for path, (_, shape) in program.axes.items() if program.is_repeated(path)]
+    if not stacked:
+        raise ValueError(
+            f"MeshConfig.stage takes {stages} devices, but {type(config.task).__name__} has no "
+            "repeated layers to put there; give the devices to MeshConfig.data or MeshConfig.fsdp."
+        )
+    repeats = stacked[0][0]
+    if repeats % (stages * chunks):
+        raise ValueError(_uneven(repeats, stages=stages, chunks=chunks))
+    check_microbatches(stages=stages, chunks=chunks, microbatches=config.train.microbatches)
+    layers = next((rule for rule in config.rules.parameters if rule[0] == "layers"), ())
+    if layers[1:2] != ("stage",):
+        raise ValueError(
+            "RulesConfig.parameters must split 'layers' over 'stage' where MeshConfig.stage is "
+            f"more than 1; given {layers!r}, take ('layers', 'stage', None)."
+        )
+    if config.evaluation.sample_tokens:
+        raise ValueError(
+            f"EvaluationConfig.sample_tokens={config.evaluation.sample_tokens}: a pipeline of "
+            f"{stages} stages cannot continue a text token by token. Set it to 0 and sample from "
+            "the checkpoint on a mesh with MeshConfig.stage=1."
+        )
+
+
+def _uneven(repeats: int, *, stages: int, chunks: int) -> str:
+    pairs = [
+        (s, c)
+        for s in range(2, repeats + 1)
+        for c in range(1, repeats // s + 1)
+        if repeats % (s * c) == 0
+    ]
+    near = sorted(pairs, key=lambda p: (abs(p[0] - stages), abs(p[1] - chunks)))[:3]
+    shown = ", ".join(f"stage={s} with chunks={c}" for s, c in near)
+    over = repeats % (stages * chunks)
+    return (
+        f"{repeats} repeats of the decoder's pattern do not divide over MeshConfig.stage={stages} "
+        f"x PipelineConfig.chunks={chunks}. Possible are {shown or 'no stages'}; or move {over} "
+        "blocks of the pattern to DecoderConfig.prefix and suffix, which run on the first and the "
+        "last stage."
+    )
 
 
 def check_batch(config: RunConfig, *, mesh: Mesh) -> None:

@@ -95,6 +95,7 @@ RANGES: Mapping[str, Range] = {
     "MeshConfig.expert": AXIS,
     "MeshConfig.context": AXIS,
     "MeshConfig.tensor": AXIS,
+    "PipelineConfig.chunks": SIZE,
     "RulesConfig.max_replicated": SHARE,
     "DataConfig.sequence_length": SIZE,
     "DataConfig.global_batch": SIZE,

@@ -4,7 +4,7 @@ from typing import Any
 
 from input_pipeline import data_config
 from models import decoder_config
-from partitioning import mesh_config
+from partitioning import mesh_config, schedules
 from trainer import optimizer_config, run_config
 
 CONFIGURABLES: tuple[type, ...] = (
@@ -18,6 +18,7 @@ CONFIGURABLES: tuple[type, ...] = (
     decoder_config.RopeScaling,
     mesh_config.MeshConfig,
     mesh_config.RulesConfig,
+    schedules.PipelineConfig,
     data_config.DataConfig,
     data_config.StandardLibrary,
     data_config.TextFiles,
@@ -38,6 +39,7 @@ CONFIGURABLES: tuple[type, ...] = (
 EXECUTION: frozenset[str] = frozenset(
     {
         "MeshConfig",
+        "PipelineConfig",
         "RulesConfig",
         "EvaluationConfig",
         "CheckpointConfig",

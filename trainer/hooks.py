@@ -20,6 +20,7 @@ from trainer.distributed import Participant
 from trainer.flops import Utilization
 from trainer.loop import Hook, StepResult
 from trainer.metrics.writer import Kind, MetricWriter, Row
+from trainer.program import Program
 from trainer.startup import StartupClock
 from trainer.state import TrainState, to_portable
 from trainer.task import Task
@@ -169,6 +170,7 @@ class Saver(Hook):
         self,
         store: CheckpointStore,
         *,
+        program: Program,
         data: dict[str, object],
         scores: Callable[[int], Scores | None],
         recorder: Recorder,
@@ -177,7 +179,8 @@ class Saver(Hook):
         last: int,
     ) -> None:
         """``data`` is the run's position; ``scores`` gives a step's evaluation."""
-        self._store, self._data, self._scores = store, data, scores
+        self._store, self._program = store, program
+        self._data, self._scores = data, scores
         self._recorder, self._participant = recorder, participant
         self._every, self._last = every, last
 
@@ -194,7 +197,7 @@ class Saver(Hook):
         """Starts a save; returns when the arrays may be changed."""
         self._recorder.flush()
         seconds = self._store.save(
-            step, to_portable(state), data=self._data, metrics=self._scores(step)
+            step, to_portable(state, self._program), data=self._data, metrics=self._scores(step)
         )
         self._recorder.blocked(seconds)
         self._recorder.paused(seconds)

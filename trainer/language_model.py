@@ -18,7 +18,7 @@ from models.context import Context
 from models.decoder import Decoder
 from models.layers import wide
 from models.losses import cross_entropy
-from models.stack import Auxiliary
+from models.stack import RESIDUAL, Auxiliary
 from trainer.run_config import LanguageModel
 from trainer.task import ArraySpec, Batch, Sums, add_sums
 
@@ -36,6 +36,7 @@ class LanguageModelTask:
     token_bytes: tuple[int, ...] | None = None
 
     repeated: ClassVar[str] = "stacks/pattern"
+    between: ClassVar[tuple[str, ...]] = RESIDUAL
 
     def batch_spec(self, *, rows: int, length: int) -> dict[str, ArraySpec]:
         """See Task."""

@@ -123,6 +123,7 @@ def _train(
     steps = run.config.train.steps
     saver = Saver(
         run.store,
+        program=run.program,
         data={"position": run.position.to_json()},
         scores=evaluator.scores,
         recorder=recorder,

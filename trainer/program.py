@@ -4,6 +4,7 @@ import dataclasses
 import functools
 
 import jax
+import numpy as np
 import optax
 from flax import nnx
 from jax.sharding import Mesh
@@ -11,11 +12,12 @@ from jax.sharding import Mesh
 from partitioning.activations import Activations
 from partitioning.mesh_config import RulesConfig
 from partitioning.rules import activation_rules, check_rules
+from partitioning.schedules import PipelineConfig, layer_order
 from trainer.language_model import LanguageModelTask
 from trainer.optimizers import Schedule, build_optimizer, build_schedule
 from trainer.paths import path_of, split_frozen
 from trainer.run_config import LanguageModel, RunConfig, TaskConfig, TrainConfig
-from trainer.task import Task
+from trainer.task import PipelinedTask, Task
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,6 +32,7 @@ class Program:
       optimizer: gradients -> what to subtract per unit of learning rate.
       schedule: step -> learning rate.
       train: settings of the step.
+      pipeline: how microbatches pass through the stages.
       graph: static structure of the model.
       axes: parameter path -> (logical axes, shape).
     """
@@ -41,8 +44,26 @@ class Program:
     optimizer: optax.GradientTransformation
     schedule: Schedule
     train: TrainConfig
+    pipeline: PipelineConfig
     graph: nnx.GraphDef
     axes: dict[str, tuple[tuple[str, ...], tuple[int, ...]]]
+
+    def is_repeated(self, path: str) -> bool:
+        """Whether a parameter belongs to the repeats that pipeline stages share among them."""
+        return isinstance(self.task, PipelinedTask) and path.startswith(f"{self.task.repeated}/")
+
+    @property
+    def layer_order(self) -> np.ndarray | None:
+        """Which repeat stands at each place on the devices; None if they stand in their order."""
+        stages, chunks = self.mesh.shape["stage"], self.pipeline.chunks
+        if stages == 1 or chunks == 1:
+            return None
+        repeats = next(shape[0] for path, (_, shape) in self.axes.items() if self.is_repeated(path))
+        return layer_order(repeats=repeats, stages=stages, chunks=chunks)
+
+    def dropout_key(self, step: jax.Array) -> jax.Array:
+        """Returns the key of a step's dropout."""
+        return jax.random.fold_in(jax.random.key(self.train.dropout_seed), step)
 
 
 @functools.singledispatch
@@ -95,6 +116,7 @@ def build_program(run: RunConfig, *, task: Task, mesh: Mesh) -> Program:
         optimizer=build_optimizer(run.optimizer, axes=trainable),
         schedule=build_schedule(run.schedule, steps=run.train.steps),
         train=run.train,
+        pipeline=run.pipeline,
         graph=graph,
         axes=axes,
     )

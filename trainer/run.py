@@ -34,6 +34,7 @@ from trainer.state import (
     first_average,
     from_portable,
     init_state,
+    on_devices,
     parameter_rows,
     to_portable,
 )
@@ -151,14 +152,15 @@ def read_step(
     participant.progress(Phase.RESTORE)
     abstract = abstract_state(setup.program)
     with user_error(ExitCode.CONFIGURATION):
-        restored = store.restore(to_portable(abstract), step=options.checkpoint)
+        restored = store.restore(to_portable(abstract, setup.program), step=options.checkpoint)
     store.close()
     if restored is None:
         raise UserError(f"{options.run_dir} has saved no step yet; there is nothing to score.")
     if restored.dataset_digest != setup.data.digest:
         logging.warning("%s", _other_dataset(restored, setup.data))
     participant.progress(Phase.COMPILE)
-    return setup, from_portable(restored.state, abstract), restored.step
+    state = from_portable(restored.state, abstract, setup.program)
+    return setup, state, restored.step
 
 
 def compile_ahead(setup: Setup) -> CompiledAhead:
@@ -181,7 +183,7 @@ def resume(store: CheckpointStore, *, setup: Setup) -> tuple[TrainState, Positio
     """
     program, config = setup.program, setup.config
     abstract = abstract_state(program)
-    restored = store.restore(to_portable(abstract))
+    restored = store.restore(to_portable(abstract, program))
     batch = config.data.global_batch
     if restored is None:
         logging.info("No checkpoint found; starting from step 0.")
@@ -195,7 +197,7 @@ def resume(store: CheckpointStore, *, setup: Setup) -> tuple[TrainState, Positio
     position = PositionRecord.from_json(restored.data["position"])
     if position.entry(restored.step).global_batch != batch:
         position = position.change_batch(at_step=restored.step, global_batch=batch)
-    return from_portable(restored.state, abstract), position, restored.step
+    return from_portable(restored.state, abstract, program), position, restored.step
 
 
 def _other_dataset(restored: Restored, data: Dataset) -> str:
@@ -247,11 +249,12 @@ def moved_schedule(run: Run) -> str:
 
 
 def _with_parameters(state: TrainState, abstract: TrainState, *, setup: Setup) -> TrainState:
-    wanted = to_portable(abstract)["groups"][MODEL]["parameters"]
+    wanted = to_portable(abstract, setup.program)["groups"][MODEL]["parameters"]
     url = setup.config.train.init_from
     assert url is not None
     with user_error(ExitCode.CONFIGURATION):
         parameters = load_params(url, wanted, coordination=setup.participant.coordination)
+    parameters = on_devices(parameters, setup.program)
     group = dataclasses.replace(state.groups[MODEL], parameters=parameters)
     if group.average is not None:
         group = dataclasses.replace(group, average=first_average(parameters))

@@ -6,6 +6,7 @@ from typing import Literal
 from input_pipeline.data_config import DataConfig
 from models.decoder_config import DecoderConfig
 from partitioning.mesh_config import MeshConfig, RulesConfig
+from partitioning.schedules import PipelineConfig
 from trainer.optimizer_config import AdamW, OptimizerConfig, ScheduleConfig
 
 
@@ -33,7 +34,8 @@ class TrainConfig:
 
     Attributes:
       steps: length of the run, in optimizer steps.
-      microbatches: parts that a global batch is cut into to save memory; the gradient is the same.
+      microbatches: parts that a global batch is cut into, to save memory or to fill the stages of
+        a pipeline; the gradient is the same.
       clip_norm: global gradient norm above which gradients are scaled down; None never clips.
       skip_nonfinite: leave the state as it is when a gradient is not finite, and count it.
       max_nonfinite: consecutive skipped steps after which the run stops with exit code 97.
@@ -121,6 +123,7 @@ class RunConfig:
       task: what is learned.
       data: what is learned from; its source keeps a held-out split for evaluation.
       mesh: how devices are arranged.
+      pipeline: how microbatches pass through pipeline stages, where the mesh has several.
       rules: what is sharded over them.
       optimizer: how gradients change parameters.
       schedule: learning rate by step.
@@ -133,6 +136,7 @@ class RunConfig:
     task: TaskConfig
     data: DataConfig
     mesh: MeshConfig
+    pipeline: PipelineConfig
     rules: RulesConfig
     optimizer: OptimizerConfig = dataclasses.field(default_factory=AdamW)
     schedule: ScheduleConfig

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
@@ -70,7 +71,7 @@ def create_state(program: Program) -> TrainState:
     """Builds a fresh state; traced by ``abstract_state`` and compiled by ``init_state``."""
     model = program.task.init(jax.random.key(program.train.parameter_seed))
     _, parameters, variables = nnx.split(model, nnx.Param, ...)
-    parameters = nnx.to_pure_dict(parameters)
+    parameters = on_devices(nnx.to_pure_dict(parameters), program)
     trainable, _ = split_frozen(parameters, program.train.frozen)
     average = first_average(parameters) if program.train.ema_decay is not None else None
     group = Group(
@@ -147,15 +148,51 @@ def init_state(program: Program) -> TrainState:
     return create()
 
 
-def to_portable(state: TrainState) -> Tree:
-    """Returns the state as nested dicts with string keys, the form that checkpoints hold."""
-    return nest(leaves(state))
+def on_devices(state: Tree, program: Program) -> Tree:
+    """Brings repeats from their own order, in which checkpoints hold them, to that on devices.
+
+    ``state`` is a TrainState or a part of one. The orders differ only where pipeline stages hold
+    several chunks.
+    """
+    return _reordered(state, program.layer_order, program=program)
 
 
-def from_portable(portable: Tree, like: TrainState) -> TrainState:
+def off_devices(state: Tree, program: Program) -> Tree:
+    """Undoes ``on_devices``."""
+    order = program.layer_order
+    return _reordered(state, None if order is None else np.argsort(order), program=program)
+
+
+def to_portable(state: TrainState, program: Program) -> Tree:
+    """Returns the state as checkpoints hold it: nested dicts with string keys, repeats in order."""
+    return nest(leaves(off_devices(state, program)))
+
+
+def from_portable(portable: Tree, like: TrainState, program: Program) -> TrainState:
     """Undoes ``to_portable``; ``like`` gives the structure."""
     flat = leaves(portable)
-    return jax.tree_util.tree_map_with_path(lambda path, _: flat[path_of(path)], like)
+    state = jax.tree_util.tree_map_with_path(lambda path, _: flat[path_of(path)], like)
+    return on_devices(state, program)
+
+
+def _reordered(state: Tree, order: np.ndarray | None, *, program: Program) -> Tree:
+    if order is None:
+        return state
+
+    def reorder(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
+        named = _parameter_of(path_of(path), program.axes)
+        if named is None or not program.is_repeated(named[0]):
+            return leaf
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            return leaf
+        if _axes_for(leaf.shape, axes=named[1], shape=named[2])[:1] != ("layers",):
+            return leaf
+        if isinstance(leaf, jax.core.Tracer):
+            return leaf[order]
+        # One leaf at a time, so that only one has to be gathered over stages.
+        return jax.jit(lambda leaf: leaf[order], out_shardings=leaf.sharding)(leaf)
+
+    return jax.tree_util.tree_map_with_path(reorder, state)
 
 
 def _spec(path: str, leaf: jax.ShapeDtypeStruct, *, program: Program) -> PartitionSpec:

@@ -6,6 +6,7 @@ the gradient does not depend on how the batch is cut into microbatches.
 Shape suffixes: B global batch rows, M microbatches, T length.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from flax import nnx
 from models.context import Context
 from models.layers import wide
 from trainer.paths import merge_frozen, split_frozen
+from trainer.pipeline import pipelined_gradients, pipelined_sums
 from trainer.program import Program
 from trainer.state import MODEL, Group, TrainState, abstract_state, gradient_layout, shardings
 from trainer.task import Batch, Metrics, Sums
@@ -42,14 +44,19 @@ def build_train_step(program: Program) -> jax.stages.Wrapped:
             parameters = merge_frozen(trainable, frozen)
             model = nnx.merge(program.graph, parameters, group.variables)
             ctx = Context(
-                shard=program.shard, dropout_key=_dropout_key(program, state.step), rows=rows
+                shard=program.shard, dropout_key=program.dropout_key(state.step), rows=rows
             )
             total, weight, metrics = program.task.loss(model, part, ctx=ctx)
             return total, (total, weight, metrics)
 
-        (total, weight, sums), gradients = _accumulate(
-            loss, trainable, batch, microbatches=program.train.microbatches, layout=gradients_at
-        )
+        if program.mesh.shape["stage"] > 1:
+            parts = cut_microbatches(batch, program.train.microbatches)
+            found, gradients = pipelined_gradients(program, group, parts, step=state.step)
+        else:
+            found, gradients = _accumulate(
+                loss, trainable, batch, microbatches=program.train.microbatches, layout=gradients_at
+            )
+        total, weight, sums = found
         scale = 1.0 / jnp.maximum(weight, 1e-9)
         norm = optax.tree.norm(jax.tree.map(wide, gradients)) * scale
         clip = program.train.clip_norm
@@ -93,11 +100,28 @@ def build_eval_step(program: Program) -> Callable[[TrainState, Batch], Metrics]:
 
     def eval_step(state: TrainState, batch: Batch) -> Metrics:
         group = state.groups[MODEL]
-        model = nnx.merge(program.graph, group.scored(), group.variables)
-        total, weight, metrics = program.task.loss(model, batch, ctx=Context(shard=program.shard))
+        if program.mesh.shape["stage"] > 1:
+            scored = dataclasses.replace(group, parameters=group.scored())
+            parts = cut_microbatches(batch, program.train.microbatches)
+            total, weight, metrics = pipelined_sums(program, scored, parts)
+        else:
+            model = nnx.merge(program.graph, group.scored(), group.variables)
+            ctx = Context(shard=program.shard)
+            total, weight, metrics = program.task.loss(model, batch, ctx=ctx)
         return {"loss": total, "weight": weight, **metrics}
 
     return jax.jit(eval_step)
+
+
+def cut_microbatches(batch: Batch, microbatches: int) -> tuple[Batch, jax.Array]:
+    """Returns the batch as [M, B / M, ...], and the global numbers of the rows [M, B / M]."""
+    rows = next(iter(batch.values())).shape[0]
+
+    def cut(x: jax.Array) -> jax.Array:
+        # Row r goes to microbatch r % M, so that each device's rows stay on it.
+        return x.reshape(rows // microbatches, microbatches, *x.shape[1:]).swapaxes(0, 1)
+
+    return jax.tree.map(cut, dict(batch)), cut(jnp.arange(rows, dtype=jnp.int32))
 
 
 def _accumulate(
@@ -118,14 +142,9 @@ def _accumulate(
             gradients = jax.lax.with_sharding_constraint(gradients, layout)
         return gradients, sums
 
-    numbers = jnp.arange(rows, dtype=jnp.int32)
     if microbatches == 1:
-        gradients, sums = constrained(batch, numbers)
+        gradients, sums = constrained(batch, jnp.arange(rows, dtype=jnp.int32))
         return sums, gradients
-
-    def cut(x: jax.Array) -> jax.Array:
-        # Row r goes to microbatch r % M, so that each device's rows stay on it.
-        return x.reshape(rows // microbatches, microbatches, *x.shape[1:]).swapaxes(0, 1)
 
     def widened(part: Batch, numbers: jax.Array) -> tuple[Any, Sums]:
         # Sums of many small numbers need more digits than bfloat16 parameters have.
@@ -134,7 +153,7 @@ def _accumulate(
     def add(total: Any, part: tuple[Batch, jax.Array]) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, total, widened(*part)), None
 
-    parts = (jax.tree.map(cut, dict(batch)), cut(numbers))
+    parts = cut_microbatches(batch, microbatches)
     first = jax.tree.map(lambda x: x[0], parts)
     zero = jax.tree.map(
         lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(widened, *first)
@@ -170,7 +189,3 @@ def _apply(
         average=average,
         frozen=group.frozen,
     )
-
-
-def _dropout_key(program: Program, step: jax.Array) -> jax.Array:
-    return jax.random.fold_in(jax.random.key(program.train.dropout_seed), step)

@@ -93,6 +93,11 @@ class PipelinedTask(Task, Protocol):
         """Path under which all parameters lead with the repeats' dimension."""
         ...
 
+    @property
+    def between(self) -> tuple[str | None, ...]:
+        """Logical axes of what passes from one repeat to the next."""
+        ...
+
     def enter(self, model: nnx.Module, batch: Batch, *, ctx: Context) -> tuple[jax.Array, Sums]:
         """Returns what the first repeat reads, and what is contributed before it."""
         ...

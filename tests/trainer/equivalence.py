@@ -17,11 +17,12 @@ import optax
 
 from models.decoder_config import DecoderConfig
 from partitioning.mesh_config import ContextLayout, MeshConfig, RulesConfig
+from partitioning.schedules import PipelineConfig
 from partitioning.sequence_layout import dealt_columns
 from tests.trainer import programs
 from trainer.paths import path_of
 from trainer.program import Program
-from trainer.state import MODEL, abstract_state, init_state
+from trainer.state import MODEL, abstract_state, init_state, off_devices, on_devices
 from trainer.step import build_train_step
 
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5}
@@ -38,7 +39,8 @@ class Case:
       sequence_parallel: switches ``RulesConfig.sequence_parallel``.
       layout: ``RulesConfig.context_layout``.
       batch: "packed" or "padded".
-      microbatches: gradient accumulation.
+      microbatches: gradient accumulation, or what fills the pipeline.
+      pipeline: schedule and chunks.
       execution: changes of the decoder that must not change numbers.
       model: changes of the decoder that do; the one-device step has them too.
       dtype: of parameters and activations.
@@ -51,6 +53,7 @@ class Case:
     layout: ContextLayout = "zigzag"
     batch: str = "packed"
     microbatches: int = 1
+    pipeline: PipelineConfig = PipelineConfig()  # noqa: RUF009 - frozen
     execution: tuple[tuple[str, Any], ...] = ()
     model: tuple[tuple[str, Any], ...] = ()
     dtype: str = "float64"
@@ -71,6 +74,7 @@ class Case:
             sequence_parallel=True,
             layout="zigzag",
             microbatches=1,
+            pipeline=PipelineConfig(),
             execution=fixed,
         )
 
@@ -102,6 +106,7 @@ def outcome(
         initial(case.reference()),
         group.parameters,
     )
+    parameters = on_devices(parameters, program)
     group = dataclasses.replace(group, parameters=parameters)
     state = dataclasses.replace(state, groups={MODEL: group})
     columns = dealt_columns(
@@ -111,7 +116,7 @@ def outcome(
         batch = {name: array[:, columns] for name, array in batch.items()}
     with fast_compilation(case.dtype == "float64"):
         state, metrics = build_train_step(program)(state, batch)
-    group = state.groups[MODEL]
+    group = off_devices(state, program).groups[MODEL]
     return Outcome(
         loss=flat({name: metrics[name] for name in ("loss", "weight", "grad_norm", "sums")}),
         gradients=flat(group.optimizer[0]),
@@ -154,6 +159,7 @@ def program_of(case: Case) -> Program:
         mesh=case.mesh,
         rules=rules,
         train={"microbatches": case.microbatches},
+        pipeline=case.pipeline,
         z_loss=1e-3,
     )
 

@@ -15,6 +15,7 @@ import numpy as np
 from models.decoder_config import DecoderConfig
 from partitioning.mesh import build_mesh
 from partitioning.mesh_config import AXES, MeshConfig, RulesConfig
+from partitioning.schedules import PipelineConfig
 from trainer import config
 from trainer.optimizer_config import SGD, OptimizerConfig, ScheduleConfig
 from trainer.program import Program, build_program, build_task
@@ -22,7 +23,7 @@ from trainer.run_config import LanguageModel, RunConfig, TrainConfig
 from trainer.task import Task
 
 ROWS, LENGTH, VOCAB = 32, 16, 64
-RULE_SETS = ("ddp", "fsdp", "hsdp", "tp", "fsdp_tp", "zero1", "cp")
+RULE_SETS = ("ddp", "fsdp", "hsdp", "tp", "fsdp_tp", "zero1", "pp", "cp")
 
 
 @functools.cache
@@ -60,6 +61,7 @@ def program(
     optimizer: OptimizerConfig = SGD(),  # noqa: B008 - frozen
     schedule: ScheduleConfig = ScheduleConfig(peak=0.1, name="constant"),  # noqa: B008 - frozen
     train: Mapping[str, Any] = types.MappingProxyType({}),
+    pipeline: PipelineConfig = PipelineConfig(),  # noqa: B008 - frozen
     z_loss: float = 0.0,
     task: Task | None = None,
 ) -> Program:
@@ -70,6 +72,7 @@ def program(
         rules=rules,
         optimizer=optimizer,
         schedule=schedule,
+        pipeline=pipeline,
         train=TrainConfig(**{"steps": 10, "clip_norm": None, **train}),
     )
     devices = jax.devices()[: math.prod(getattr(mesh, axis) for axis in AXES)]

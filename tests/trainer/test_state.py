@@ -169,9 +169,9 @@ def test_a_state_survives_the_form_that_checkpoints_hold():
         train={"ema_decay": 0.9, "frozen": ("embedding",)},
     )
     state = init_state(program)
-    portable = to_portable(state)
+    portable = to_portable(state, program)
     assert all(isinstance(key, str) for key in portable["groups"][MODEL])
-    back = from_portable(portable, abstract_state(program))
+    back = from_portable(portable, abstract_state(program), program)
     assert jax.tree.structure(back) == jax.tree.structure(state)
     for one, other in zip(jax.tree.leaves(back), jax.tree.leaves(state), strict=True):
         assert one is other

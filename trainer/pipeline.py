@@ -1,0 +1,160 @@
+"""Binds a task to the pipeline: which parameters are stacked, and what the pieces compute.
+
+Parameters of the repeats are split over ``stage`` along their first dimension, in ``layer_order``;
+all others are the same on every stage. See partitioning/pipeline.py.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from models.context import Context
+from partitioning import pipeline
+from partitioning.mesh import current_mesh
+from partitioning.pipeline import STAGE, Chain, Inputs
+from partitioning.rules import mesh_axes
+from partitioning.schedules import build_schedule
+from trainer.paths import leaves, nest, split_frozen
+from trainer.program import Program
+from trainer.state import Group, gradient_layout
+from trainer.task import Batch, PipelinedTask, Sums
+
+Tree = Any
+Flat = dict[str, Any]
+
+
+def pipelined_gradients(
+    program: Program, group: Group, parts: tuple[Batch, jax.Array], *, step: jax.Array
+) -> tuple[Sums, Tree]:
+    """Returns sums and gradients of the trainable parameters over all microbatches.
+
+    Args:
+      program: with MeshConfig.stage > 1.
+      group: what is trained.
+      parts: batch and row numbers, [M, rows, ...].
+      step: optimizer steps done, for dropout.
+    """
+    inputs = _inputs(program, group, parts, step=step)
+    sums, stacked, shared = pipeline.gradients(
+        _chain(program, group, parts), _schedule(program), inputs, **_where(program)
+    )
+    trainable, _ = split_frozen(group.parameters, group.frozen)
+    found = stacked | shared
+    return sums, nest({path: found[path] for path in leaves(trainable)})
+
+
+def pipelined_sums(program: Program, group: Group, parts: tuple[Batch, jax.Array]) -> Sums:
+    """Returns the sums over all microbatches, without dropout and gradients."""
+    inputs = _inputs(program, group, parts, step=None)
+    chain = _chain(program, group, parts)
+    return pipeline.forward_sums(chain, _schedule(program, "circular"), inputs, **_where(program))
+
+
+def _where(program: Program) -> dict[str, Any]:
+    return {"mesh": program.mesh, "idle": program.pipeline.idle}
+
+
+def _schedule(program: Program, name: Any = None) -> Any:
+    return build_schedule(
+        name or program.pipeline.schedule,
+        stages=program.mesh.shape[STAGE],
+        chunks=program.pipeline.chunks,
+        microbatches=program.train.microbatches,
+    )
+
+
+def _inputs(
+    program: Program,
+    group: Group,
+    parts: tuple[Batch, jax.Array],
+    *,
+    step: jax.Array | None,
+) -> Inputs:
+    trained, frozen = (leaves(tree) for tree in split_frozen(group.parameters, group.frozen))
+    stacked, shared = zip(*(_split(program, flat) for flat in (trained, frozen)), strict=True)
+    held = {"frozen": shared[1], "variables": group.variables, "step": step}
+    return Inputs(stacked=stacked, shared=(shared[0], held), parts=parts)
+
+
+def _split(program: Program, flat: Flat) -> tuple[Flat, Flat]:
+    """Splits path -> leaf into (stacked, shared)."""
+    stacked = {path: leaf for path, leaf in flat.items() if program.is_repeated(path)}
+    return stacked, {path: leaf for path, leaf in flat.items() if path not in stacked}
+
+
+def _chain(program: Program, group: Group, parts: tuple[Batch, jax.Array]) -> Chain:
+    task = program.task
+    assert isinstance(task, PipelinedTask)
+    # Stands for parameters that a part of the model does not read.
+    absent = dict.fromkeys(leaves(group.parameters))
+    zeros = _sums_of(program, group, parts)
+
+    def bind(flat: Flat, held: Tree, part: tuple[Batch, jax.Array]) -> tuple[Any, Context]:
+        model = nnx.merge(program.graph, nest(absent | flat), held["variables"])
+        key = None if held["step"] is None else program.dropout_key(held["step"])
+        return model, Context(shard=program.shard, dropout_key=key, rows=part[1])
+
+    def enter(shared: Any, part: Any) -> tuple[jax.Array, Sums]:
+        model, ctx = bind(shared[0] | shared[1]["frozen"], shared[1], part)
+        x, sums = task.enter(model, part[0], ctx=ctx)
+        return x, _padded(sums, zeros)
+
+    def repeat(stacked: Any, held: Any, x: Any, part: Any, piece: Any) -> tuple[jax.Array, Sums]:
+        model, ctx = bind(stacked[0] | stacked[1], held, part)
+        count = next(iter((stacked[0] | stacked[1]).values())).shape[0]
+        numbers = piece * count + jnp.arange(count)
+        x, sums = task.repeat(model, x, part[0], ctx=ctx, numbers=numbers)
+        return x, _padded(sums, zeros)
+
+    def leave(shared: Any, x: jax.Array, part: Any) -> Sums:
+        model, ctx = bind(shared[0] | shared[1]["frozen"], shared[1], part)
+        return _padded(task.leave(model, x, part[0], ctx=ctx), zeros)
+
+    trainable, _ = split_frozen(group.parameters, group.frozen)
+    stacked_at, shared_at = _split(program, leaves(gradient_layout(program, trainable)))
+    return Chain(
+        enter=enter,
+        repeat=repeat,
+        leave=leave,
+        place=lambda x: program.shard(x, *task.between),
+        place_stacked=_placing(stacked_at, program.mesh),
+        place_shared=_placing(shared_at, program.mesh),
+    )
+
+
+def _placing(layout: Mapping[str, NamedSharding], mesh: Mesh) -> Callable[[Flat], Flat]:
+    def place(gradients: Flat) -> Flat:
+        return {
+            p: jax.lax.with_sharding_constraint(x, inside(layout[p])) for p, x in gradients.items()
+        }
+
+    def inside(sharding: NamedSharding) -> NamedSharding:
+        # The stage is already split off here.
+        entries = (
+            tuple(axis for axis in mesh_axes(entry) if axis != STAGE) or None
+            for entry in sharding.spec
+        )
+        return NamedSharding(current_mesh(mesh), PartitionSpec(*entries))
+
+    return place
+
+
+def _sums_of(program: Program, group: Group, parts: tuple[Batch, jax.Array]) -> Sums:
+    """Shapes of what the whole model contributes for one microbatch."""
+
+    def whole(part: tuple[Batch, jax.Array]) -> Sums:
+        model = nnx.merge(program.graph, group.parameters, group.variables)
+        return program.task.loss(model, part[0], ctx=Context(rows=part[1]))
+
+    return jax.eval_shape(whole, jax.tree.map(lambda x: x[0], parts))
+
+
+def _padded(sums: Sums, like: Sums) -> Sums:
+    """Adds zeros for metrics to which a part of the model contributes nothing."""
+    total, weight, metrics = sums
+    zeros = {name: jnp.zeros(leaf.shape, leaf.dtype) for name, leaf in like[2].items()}
+    return total.astype(like[0].dtype), weight.astype(like[1].dtype), zeros | metrics
