@@ -10,11 +10,13 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from partitioning.mesh import automatic_sizes, current_mesh
-from partitioning.mesh_config import Rule
+from partitioning.mesh_config import ContextLayout, Rule
 from partitioning.rules import mesh_axes, resolve
+from partitioning.sequence_layout import original_columns
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,10 +26,12 @@ class Activations:
     Attributes:
       mesh: the device mesh; None means one device and no constraints.
       rules: activation table.
+      layout: order in which the tokens of a row are dealt out to the context axis.
     """
 
     mesh: Mesh | None = None
     rules: tuple[Rule, ...] = ()
+    layout: ContextLayout = "contiguous"
 
     def __call__(self, x: jax.Array, *axes: str | None) -> jax.Array:
         """Returns ``x`` (one logical name per dimension) with its sharding constrained."""
@@ -45,6 +49,19 @@ class Activations:
         assert self.mesh is not None
         sizes = automatic_sizes(self.mesh)
         return resolve(axes, shape=shape, rules=self.rules, sizes=sizes, name="activation").spec
+
+    @property
+    def context(self) -> int:
+        """Ranks that the tokens of a row are split over."""
+        return 1 if self.mesh is None else self.mesh.shape["context"]
+
+    def columns(self, length: int) -> jax.Array:
+        """Returns [length] int32: which column of its row, as it was read, each token is."""
+        places = jnp.arange(length, dtype=jnp.int32)
+        columns: jax.Array = original_columns(
+            places, layout=self.layout, length=length, shards=self.context
+        )
+        return columns
 
     def axes(self, logical: str, *, size: int) -> tuple[str, ...]:
         """Returns the mesh axes that split a dimension of ``size``, none where it is whole."""

@@ -19,9 +19,11 @@ from input_pipeline.placement import local_rows
 from launch.contract import ExitCode
 from models.decoder_config import DecoderConfig
 from models.experts import check_platform
-from partitioning.mesh import build_mesh
+from partitioning.mesh import axis_sizes, build_mesh
 from partitioning.schedules import check_microbatches
+from partitioning.sequence_layout import dealt_columns
 from trainer.checkpoints.root import UNWRITABLE
+from trainer.context_length import check_context
 from trainer.distributed import Participant
 from trainer.endings import user_error
 from trainer.program import Program, build_program, build_task
@@ -79,6 +81,12 @@ class Setup:
         """Rows of the global batch that this process's devices hold."""
         return local_rows(next(iter(self.shardings.values())), self.config.data.global_batch)
 
+    @property
+    def columns(self) -> np.ndarray | None:
+        """Order in which the tokens of a row go to the devices; None keeps it."""
+        shard, length = self.program.shard, self.config.data.sequence_length
+        return dealt_columns(layout=shard.layout, length=length, shards=shard.context)
+
     def evaluation_batches(self) -> EvaluationBatches:
         """Returns the held-out batches."""
         return EvaluationBatches(
@@ -107,6 +115,7 @@ def assemble(config: RunConfig) -> tuple[Program, dict[str, NamedSharding]]:
         if isinstance(config.task, LanguageModel):
             platform = mesh.devices.flat[0].platform
             check_experts(config.task.model, devices=mesh.shape["expert"], platform=platform)
+        check_context(config, sizes=axis_sizes(mesh))
         task = build_task(config.task)
         program = build_program(config, task=task, mesh=mesh)
         check_axes(program)

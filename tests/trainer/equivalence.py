@@ -16,8 +16,9 @@ import numpy as np
 import optax
 
 from models.decoder_config import DecoderConfig
-from partitioning.mesh_config import MeshConfig, RulesConfig
+from partitioning.mesh_config import ContextLayout, MeshConfig, RulesConfig
 from partitioning.schedules import PipelineConfig
+from partitioning.sequence_layout import dealt_columns
 from tests.trainer import programs
 from trainer.paths import path_of
 from trainer.program import Program
@@ -36,6 +37,7 @@ class Case:
       rules: rule set in configs/partitioning.
       mesh: sizes.
       sequence_parallel: switches ``RulesConfig.sequence_parallel``.
+      layout: ``RulesConfig.context_layout``.
       batch: "packed" or "padded".
       microbatches: gradient accumulation, or what fills the pipeline.
       pipeline: schedule and chunks.
@@ -48,6 +50,7 @@ class Case:
     rules: str = "fsdp"
     mesh: MeshConfig
     sequence_parallel: bool = True
+    layout: ContextLayout = "zigzag"
     batch: str = "packed"
     microbatches: int = 1
     pipeline: PipelineConfig = PipelineConfig()  # noqa: RUF009 - frozen
@@ -71,6 +74,7 @@ class Case:
             sequence_parallel=True,
             # What a mixture of experts reports and balances is no sum over microbatches.
             microbatches=self.microbatches if "experts" in dict(self.model) else 1,
+            layout="zigzag",
             pipeline=PipelineConfig(),
             execution=fixed,
         )
@@ -106,6 +110,11 @@ def outcome(
     parameters = on_devices(parameters, program)
     group = dataclasses.replace(group, parameters=parameters)
     state = dataclasses.replace(state, groups={MODEL: group})
+    columns = dealt_columns(
+        layout=program.shard.layout, length=programs.LENGTH, shards=program.shard.context
+    )
+    if columns is not None:
+        batch = {name: array[:, columns] for name, array in batch.items()}
     with fast_compilation(case.dtype == "float64"):
         state, metrics = build_train_step(program)(state, batch)
     group = off_devices(state, program).groups[MODEL]
@@ -142,7 +151,9 @@ def fast_compilation(wanted: bool) -> Iterator[None]:
 def program_of(case: Case) -> Program:
     """Returns the program of a row."""
     rules: RulesConfig = dataclasses.replace(
-        programs.rules(case.rules), sequence_parallel=case.sequence_parallel
+        programs.rules(case.rules),
+        sequence_parallel=case.sequence_parallel,
+        context_layout=case.layout,
     )
     return programs.program(
         case.decoder(),

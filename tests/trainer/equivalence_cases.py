@@ -150,6 +150,41 @@ EXPERTS = tuple(
         ),
     )
 )  # fmt: skip
+_RING = (("context_attention", "ring"),)
+_GATHER = (("context_attention", "all_gather"),)
+_LONG = MeshConfig(fsdp=2, context=2, tensor=2)
+CONTEXT = (
+    *(
+        Case(name=f"context {n}, {way[0][1]}, {layout}", rules="cp", mesh=MeshConfig(context=n),
+             layout=layout, execution=way)
+        for n, layout, way in (
+            (2, "zigzag", _RING),
+            (4, "zigzag", _RING),
+            (8, "zigzag", _RING),
+            (4, "contiguous", _RING),
+            (4, "zigzag", _GATHER),
+            (8, "contiguous", _GATHER),
+        )
+    ),
+    Case(name="context 2 x tensor 4, 2 kv heads, ring", rules="cp",
+         mesh=MeshConfig(context=2, tensor=4), execution=_RING),
+    Case(name="context 2 x tensor 4, 2 kv heads, all_gather, no SP", rules="cp",
+         mesh=MeshConfig(context=2, tensor=4), sequence_parallel=False, execution=_GATHER),
+    *(
+        Case(name=f"fsdp 2 x context 2 x tensor 2, {way[0][1]}, remat {remat}, loss_chunks 2",
+             rules="cp", mesh=_LONG, batch=batch,
+             execution=(*way, ("remat", remat), ("loss_chunks", 2), ("scan_layers", True)))
+        for way, remat, batch in ((_RING, "selective", "packed"), (_GATHER, "full", "padded"))
+    ),
+    Case(name="data 2 x context 4, ring, 4 microbatches, dropout", rules="cp",
+         mesh=MeshConfig(data=2, context=4), batch="padded", microbatches=4, execution=_RING,
+         model=_DROPOUT),
+    Case(name="fsdp 2 x context 4, all_gather, contiguous, dropout, remat full", rules="cp",
+         mesh=MeshConfig(fsdp=2, context=4), layout="contiguous", model=_DROPOUT,
+         execution=(*_GATHER, ("remat", "full"))),
+    Case(name="fsdp 2 x context 2 x tensor 2, ring, Gemma-2-like", rules="cp", mesh=_LONG,
+         execution=(*_RING, ("scan_layers", True)), model=_GEMMA),
+)  # fmt: skip
 SINGLE = tuple(
     Case(name=case.name, rules=case.rules, mesh=case.mesh, dtype="float32")
     for case in MESHES
@@ -162,5 +197,6 @@ CASES = (
     *EXECUTION,
     *MODELS,
     *EXPERTS,
+    *CONTEXT,
     *SINGLE,
 )

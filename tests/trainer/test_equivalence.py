@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from models.context import dropout
+from partitioning.activations import Activations
 from partitioning.mesh_config import MeshConfig
 from tests.trainer import equivalence, equivalence_table, programs
 from tests.trainer.equivalence_cases import CASES
@@ -100,4 +101,16 @@ def test_control_dropout_by_the_row_within_a_microbatch_is_seen(monkeypatch):
 
     monkeypatch.setattr("models.stack.dropout", local)
     found = equivalence.errors(equivalence.outcome(case), expected)
+    assert found["gradients"][1] > 1e-4
+
+
+def test_control_dropout_by_the_place_on_the_devices_is_seen(monkeypatch):
+    """A row is dealt out in another order, and the same token must still be dropped."""
+    case = equivalence.Case(
+        name="layout control", rules="cp", mesh=MeshConfig(context=2), model=(("dropout", 0.3),)
+    )
+    monkeypatch.setattr(Activations, "columns", lambda self, length: jnp.arange(length))
+    found = equivalence.errors(
+        equivalence.outcome(case), equivalence.on_one_device(case.reference())
+    )
     assert found["gradients"][1] > 1e-4

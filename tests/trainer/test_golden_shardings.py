@@ -37,6 +37,7 @@ def mesh_of(rules: str, *, devices: int, tensor: int) -> MeshConfig:
         "hsdp": MeshConfig(data=2, fsdp=devices // 2),
         "tp": MeshConfig(tensor=tensor),
         "fsdp_tp": MeshConfig(fsdp=devices // tensor, tensor=tensor),
+        "cp": MeshConfig(fsdp=devices // 4, context=4),
     }[rules]
 
 
