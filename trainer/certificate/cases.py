@@ -1,9 +1,11 @@
-"""The rows of the equivalence table."""
+"""The rows of the certificate: layouts that must compute the step of one device."""
+
+from typing import Any
 
 from models.experts_config import ExpertsConfig
 from partitioning.mesh_config import MeshConfig
 from partitioning.schedules import PipelineConfig
-from tests.trainer.equivalence import Case
+from trainer.certificate.one_step import Case
 
 _DATA, _FSDP = MeshConfig(data=8), MeshConfig(fsdp=8)
 _BOTH, _HYBRID = MeshConfig(data=2, fsdp=4), MeshConfig(fsdp=4, tensor=2)
@@ -22,8 +24,13 @@ _GEMMA = (
 )
 _CUBE = {"fsdp": 2, "expert": 2, "tensor": 2}
 _MIXTURE = ExpertsConfig(count=8, chosen=2, mlp_dim=24, balance_weight=0.1, z_weight=0.01)
-_EXPERTS = (("pattern", ("global+experts",)), ("experts", _MIXTURE))
+EXPERTS_MODEL = (("pattern", ("global+experts",)), ("experts", _MIXTURE))
 _QWEN = (("qkv_bias", True), ("qk_norm", True), ("prefix", ("global",)), ("layers", 3))
+
+
+def rows(*each: Any) -> tuple[Any, ...]:
+    """Returns its arguments; rows of several types would otherwise be typed by their union."""
+    return each
 
 
 def _tensor(size: int) -> MeshConfig:
@@ -110,20 +117,20 @@ _DENSE_FIRST = (
 )
 EXPERTS = tuple(
     Case(name=f"{name}, experts{how}", rules=r, mesh=MeshConfig(**sizes), model=model, **rest)
-    for name, r, sizes, how, model, rest in (
-        ("expert 2", "ep", {"expert": 2}, "", _EXPERTS, {}),
-        ("expert 4", "ep", {"expert": 4}, ", padded", _EXPERTS, {"batch": "padded"}),
-        ("expert 8", "ep", {"expert": 8}, "", _EXPERTS, {}),
-        ("data 2 x expert 4", "ep", {"data": 2, "expert": 4}, "", _EXPERTS, {}),
-        ("fsdp 4 x expert 2", "ep", {"fsdp": 4, "expert": 2}, "", _EXPERTS, {}),
-        ("fsdp 8", "fsdp", {"fsdp": 8}, "", _EXPERTS, {}),
-        ("tensor 4", "tp", {"tensor": 4}, "", _EXPERTS, {}),
+    for name, r, sizes, how, model, rest in rows(
+        ("expert 2", "ep", {"expert": 2}, "", EXPERTS_MODEL, {}),
+        ("expert 4", "ep", {"expert": 4}, ", padded", EXPERTS_MODEL, {"batch": "padded"}),
+        ("expert 8", "ep", {"expert": 8}, "", EXPERTS_MODEL, {}),
+        ("data 2 x expert 4", "ep", {"data": 2, "expert": 4}, "", EXPERTS_MODEL, {}),
+        ("fsdp 4 x expert 2", "ep", {"fsdp": 4, "expert": 2}, "", EXPERTS_MODEL, {}),
+        ("fsdp 8", "fsdp", {"fsdp": 8}, "", EXPERTS_MODEL, {}),
+        ("tensor 4", "tp", {"tensor": 4}, "", EXPERTS_MODEL, {}),
         *(
             ("fsdp 2 x expert 2 x tensor 2", "fsdp_ep_tp", _CUBE, how, model, rest)
             for how, model, rest in (
-                ("", _EXPERTS, {}),
-                (", no SP", _EXPERTS, {"sequence_parallel": False}),
-                (", 2 microbatches, padded", _EXPERTS, {"microbatches": 2, "batch": "padded"}),
+                ("", EXPERTS_MODEL, {}),
+                (", no SP", EXPERTS_MODEL, {"sequence_parallel": False}),
+                (", 2 microbatches, padded", EXPERTS_MODEL, {"microbatches": 2, "batch": "padded"}),
                 (" (16, top 4, shared) after a dense block", _DENSE_FIRST, {}),
             )
         ),
@@ -131,17 +138,17 @@ EXPERTS = tuple(
             (name, "pp", sizes, f", {schedule}, 4 microbatches{how}", model,
              {"microbatches": 4, "batch": "padded", "execution": execution,
               "pipeline": PipelineConfig(schedule=schedule, chunks=chunks)})
-            for name, sizes, schedule, chunks, how, model, execution in (
-                ("stage 2 x expert 4", {"stage": 2, "expert": 4}, "1f1b", 1, "", _EXPERTS, ()),
+            for name, sizes, schedule, chunks, how, model, execution in rows(
+                ("stage 2 x expert 4", {"stage": 2, "expert": 4}, "1f1b", 1, "", EXPERTS_MODEL, ()),
                 ("stage 2 x expert 2 x tensor 2", {"stage": 2, "expert": 2, "tensor": 2}, "1f1b", 2,
-                 ", 2 chunks, remat full", (("layers", 4), *_EXPERTS), (("remat", "full"),)),
+                 ", 2 chunks, remat full", (("layers", 4), *EXPERTS_MODEL), (("remat", "full"),)),
                 ("stage 2 x fsdp 2 x expert 2", {"stage": 2, "fsdp": 2, "expert": 2}, "circular", 1,
-                 ", dense prefix", (("prefix", ("global",)), ("layers", 3), *_EXPERTS), ()),
+                 ", dense prefix", (("prefix", ("global",)), ("layers", 3), *EXPERTS_MODEL), ()),
             )
         ),
-        ("expert 4, 2 microbatches", "ep", {"expert": 4}, "", _EXPERTS, {"microbatches": 2}),
+        ("expert 4, 2 microbatches", "ep", {"expert": 4}, "", EXPERTS_MODEL, {"microbatches": 2}),
         *(
-            ("fsdp 2 x expert 4", "ep", {"fsdp": 2, "expert": 4}, f", {how}", _EXPERTS,
+            ("fsdp 2 x expert 4", "ep", {"fsdp": 2, "expert": 4}, f", {how}", EXPERTS_MODEL,
              {"execution": execution})
             for how, execution in (
                 ("remat full, scan", (("remat", "full"), ("scan_layers", True))),
@@ -157,7 +164,7 @@ CONTEXT = (
     *(
         Case(name=f"context {n}, {way[0][1]}, {layout}", rules="cp", mesh=MeshConfig(context=n),
              layout=layout, execution=way)
-        for n, layout, way in (
+        for n, layout, way in rows(
             (2, "zigzag", _RING),
             (4, "zigzag", _RING),
             (8, "zigzag", _RING),
@@ -185,6 +192,56 @@ CONTEXT = (
     Case(name="fsdp 2 x context 2 x tensor 2, ring, Gemma-2-like", rules="cp", mesh=_LONG,
          execution=(*_RING, ("scan_layers", True)), model=_GEMMA),
 )  # fmt: skip
+_CUBED = {"stage": 2, "fsdp": 2, "tensor": 2}
+_SCAN = ("scan_layers", True)
+_ENDS = (("prefix", ("global",)), ("suffix", ("global",)), ("layers", 6))
+_CIRCULAR, _INTERLEAVED = PipelineConfig(schedule="circular"), PipelineConfig(chunks=2)
+_BOTH_OF_THEM = PipelineConfig(schedule="circular", chunks=2)
+PIPELINES = tuple(
+    Case(
+        name=f"{name}, {p.schedule}, {p.chunks} chunk(s), {m} microbatches{how}",
+        rules="pp",
+        mesh=MeshConfig(**sizes),
+        pipeline=p,
+        microbatches=m,
+        model=model or (("layers", 2 * sizes["stage"]),),
+        **rest,
+    )
+    for name, sizes, p, m, how, model, rest in rows(
+        ("stage 4", {"stage": 4}, PipelineConfig(), 8, "", (), {}),
+        ("stage 4", {"stage": 4}, _CIRCULAR, 8, "", (), {}),
+        ("stage 4", {"stage": 4}, _INTERLEAVED, 8, "", (("layers", 8),), {}),
+        ("stage 4", {"stage": 4}, _BOTH_OF_THEM, 8, "", (("layers", 8),), {}),
+        ("stage 8", {"stage": 8}, PipelineConfig(), 8, "", (("layers", 8),), {}),
+        ("stage 2 x fsdp 2 x tensor 2", _CUBED, PipelineConfig(), 4, "", (), {}),
+        ("stage 2 x fsdp 2 x tensor 2", _CUBED, _BOTH_OF_THEM, 4, ", no SP, tied",
+         (("layers", 4), *_TIED), {"sequence_parallel": False}),
+        ("stage 2 x fsdp 2 x tensor 2", _CUBED, _INTERLEAVED, 8, ", padded, remat full, scan",
+         (("layers", 8),), {"batch": "padded", "execution": (("remat", "full"), _SCAN)}),
+        ("data 2 x stage 2 x tensor 2", {"data": 2, "stage": 2, "tensor": 2}, _INTERLEAVED, 4,
+         ", prefix, suffix, dropout, remat selective", (*_ENDS, *_DROPOUT),
+         {"execution": (("remat", "selective"), ("loss_chunks", 4))}),
+        ("data 2 x stage 2 x tensor 2", {"data": 2, "stage": 2, "tensor": 2}, _CIRCULAR, 4,
+         ", Gemma-2-like", _GEMMA, {}),
+        ("context 2 x stage 2", {"stage": 2, "context": 2}, PipelineConfig(), 4, ", ring",
+         (), {"execution": _RING}),
+        ("context 2 x stage 2 x tensor 2", {"stage": 2, "context": 2, "tensor": 2}, _INTERLEAVED, 4,
+         ", all_gather", (("layers", 4),), {"execution": _GATHER}),
+        ("context 2 x stage 2", {"stage": 2, "context": 2}, _CIRCULAR, 4, ", ring, dropout",
+         (("layers", 4), *_DROPOUT), {"execution": _RING, "batch": "padded"}),
+    )
+)  # fmt: skip
+LARGE = (
+    Case(
+        name="data 2 x fsdp 2 x stage 2 x tensor 2, 1f1b, 2 chunks, 4 microbatches",
+        rules="pp",
+        mesh=MeshConfig(data=2, fsdp=2, stage=2, tensor=2),
+        pipeline=_INTERLEAVED,
+        microbatches=4,
+        model=(("layers", 4),),
+    ),
+)
+"""On sixteen devices."""
 SINGLE = tuple(
     Case(name=case.name, rules=case.rules, mesh=case.mesh, dtype="float32")
     for case in MESHES
@@ -198,5 +255,6 @@ CASES = (
     *MODELS,
     *EXPERTS,
     *CONTEXT,
+    *PIPELINES,
     *SINGLE,
 )
