@@ -105,7 +105,8 @@ class Experts(nnx.Module):
         weights = {k: v[...].astype(x_BTD.dtype) for k, v in named.items() if v is not None}
         weights["router"] = self.router[...]
         if ctx.shard.mesh is None or ctx.shard.mesh.size == 1:
-            y_BTD, sums = self._here(x_BTD, real_BT, weights, at=self._placement(ctx))
+            at = Placement(implementation=self._implementation(ctx))
+            y_BTD, sums = self._here(x_BTD, real_BT, weights, at=at)
         else:
             y_BTD, sums = self._spread(x_BTD, real_BT, weights, ctx=ctx)
         if self.shared is not None:
@@ -115,13 +116,11 @@ class Experts(nnx.Module):
             y_BTD = y_BTD + h_BTD
         return y_BTD, sums
 
-    def _placement(self, ctx: Context, **axes: object) -> Placement:
+    def _implementation(self, ctx: Context) -> Implementation:
         mesh = ctx.shard.mesh
         platform = mesh.devices.flat[0].platform if mesh else jax.default_backend()
-        implementation = choose(
-            self.config.matmul, platform=platform, capacity=self.config.capacity is not None
-        )
-        return Placement(implementation=implementation, **axes)  # type: ignore[arg-type]
+        has_capacity = self.config.capacity is not None
+        return choose(self.config.matmul, platform=platform, capacity=has_capacity)
 
     def _spread(
         self, x_BTD: jax.Array, real_BT: jax.Array, weights: Weights, *, ctx: Context
@@ -133,18 +132,18 @@ class Experts(nnx.Module):
         up_spec = ctx.shard.spec(("act_experts", None, "act_mlp"), shape=weights["up"].shape)
         experts, _, width = up_spec
         tokens = (*mesh_axes(x_spec[0]), *mesh_axes(x_spec[1]))
-        at = self._placement(
-            ctx,
+        if experts and experts not in tokens:
+            raise ValueError(
+                f"The rules split experts over {experts!r} but tokens over {tokens}; experts take "
+                "one mesh axis, which the rule for 'act_batch' must name too."
+            )
+        at = Placement(
             tokens=tokens,
             expert=experts,
             devices=mesh.shape[experts] if experts else 1,
             tensor=mesh_axes(width),
+            implementation=self._implementation(ctx),
         )
-        if experts and experts not in tokens:
-            raise ValueError(
-                f"The rules split experts over {experts!r} but tokens over {tokens}; add "
-                f"{experts!r} to the rule for 'act_batch'."
-            )
         down_spec = PartitionSpec(experts, width, None)
         specs = {"up": up_spec, "gate": up_spec, "down": down_spec, "router": PartitionSpec()}
         if not (tokens or at.tensor):
@@ -168,7 +167,11 @@ class Experts(nnx.Module):
         # Choice by choice: where room is short, every first choice comes before any second one.
         wanted_A = jnp.where(real_N[:, None], routing.experts_NK, self.config.count).T.reshape(-1)
         given_A = self._admit(wanted_A, tokens=x_ND.shape[0], at=at)
-        weights = {k: self._everywhere(v, k, at) for k, v in weights.items() if k != "router"}
+        # Marked as used by all devices: the transpose sums their gradients over these.
+        others = tuple(axis for axis in at.tokens if axis != at.expert)
+        weights = {
+            k: jax.lax.pcast(v, others, to="varying") for k, v in weights.items() if k != "router"
+        }
         x_ND = jax.lax.pcast(x_ND, at.tensor, to="varying")
         compute = self._local if at.expert is None else self._exchanged
         y_AD, kept_E = compute(x_ND, given_A, weights, at=at)
@@ -179,10 +182,6 @@ class Experts(nnx.Module):
         y_ND = jax.lax.psum(y_ND, at.tensor) if at.tensor else y_ND
         sums = auxiliary(routing, real_N=real_N, kept_E=kept_E, config=self.config, over=at.tokens)
         return y_ND.reshape(x_BTD.shape), sums
-
-    def _everywhere(self, w: jax.Array, name: str, at: Placement) -> jax.Array:
-        """Marks weights as used by all devices: the transpose sums their gradients over these."""
-        return jax.lax.pcast(w, tuple(a for a in at.tokens if a != at.expert), to="varying")
 
     def _admit(self, groups_A: jax.Array, *, tokens: int, at: Placement) -> jax.Array:
         """Drops what exceeds the capacity of an expert or of the exchange."""
