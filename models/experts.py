@@ -31,7 +31,7 @@ from models.decoder_config import DecoderConfig
 from models.dispatch import Layout, gather_rows
 from models.experts_config import ExpertsConfig
 from models.grouped_matmul import Implementation, choose, grouped_matmul, layout_for
-from models.layers import Dense, FeedForward, normal_parameter
+from models.layers import Dense, FeedForward, normal_parameter, wide
 from models.router import auxiliary, route
 from partitioning.mesh import current_mesh
 from partitioning.rules import mesh_axes
@@ -49,6 +49,7 @@ class Placement:
       expert: mesh axis that splits the experts, or None.
       devices: its size.
       tensor: mesh axes that split each expert's width.
+      scatter: these also split the length of the output (sequence parallelism).
       implementation: of the grouped matmul.
     """
 
@@ -56,6 +57,7 @@ class Placement:
     expert: str | None = None
     devices: int = 1
     tensor: tuple[str, ...] = ()
+    scatter: bool = False
     implementation: Implementation = "blocked"
 
 
@@ -137,11 +139,16 @@ class Experts(nnx.Module):
                 f"The rules split experts over {experts!r} but tokens over {tokens}; experts take "
                 "one mesh axis, which the rule for 'act_batch' must name too."
             )
+        # The layer's output lives where the residual stream does, if only tensor lies between.
+        y_spec = ctx.shard.spec(("act_batch", "act_length_residual", None), shape=x_BTD.shape)
+        tensor = mesh_axes(width)
+        scatter = bool(tensor) and mesh_axes(y_spec[1]) == (*mesh_axes(x_spec[1]), *tensor)
         at = Placement(
             tokens=tokens,
             expert=experts,
             devices=mesh.shape[experts] if experts else 1,
-            tensor=mesh_axes(width),
+            tensor=tensor,
+            scatter=scatter,
             implementation=self._implementation(ctx),
         )
         down_spec = PartitionSpec(experts, width, None)
@@ -152,7 +159,7 @@ class Experts(nnx.Module):
             functools.partial(self._here, at=at),
             mesh=current_mesh(mesh),
             in_specs=(x_spec, PartitionSpec(*x_spec[:2]), {k: specs[k] for k in weights}),
-            out_specs=(x_spec, PartitionSpec()),
+            out_specs=(y_spec if scatter else x_spec, PartitionSpec()),
             axis_names={*tokens, *at.tensor},
         )
         return run(x_BTD, real_BT, weights)
@@ -176,12 +183,10 @@ class Experts(nnx.Module):
         compute = self._local if at.expert is None else self._exchanged
         y_AD, kept_E = compute(x_ND, given_A, weights, at=at)
         y_KND = y_AD.reshape(*weights_KN1.shape[:2], -1)
-        y_ND = (y_KND * weights_KN1.astype(y_AD.dtype)).sum(axis=0)
-        # Each device along tensor has a part of every expert's width: the sum comes last, where
-        # there is one row per token, not one per assignment.
-        y_ND = jax.lax.psum(y_ND, at.tensor) if at.tensor else y_ND
+        y_ND = (wide(y_KND) * weights_KN1).sum(axis=0).astype(y_AD.dtype)
+        y_BTD = _add_parts(y_ND.reshape(x_BTD.shape), at=at)
         sums = auxiliary(routing, real_N=real_N, kept_E=kept_E, config=self.config, over=at.tokens)
-        return y_ND.reshape(x_BTD.shape), sums
+        return y_BTD, sums
 
     def _admit(self, groups_A: jax.Array, *, tokens: int, at: Placement) -> jax.Array:
         """Drops what exceeds the capacity of an expert or of the exchange."""
@@ -319,6 +324,16 @@ def check_platform(config: ExpertsConfig, *, platform: str) -> None:
             "ExpertsConfig.exchange='ragged_all_to_all' needs a GPU or TPU; this is a CPU. Take "
             "'all_to_all'."
         )
+
+
+def _add_parts(y_BTD: jax.Array, *, at: Placement) -> jax.Array:
+    """Adds what each device along tensor has: a part of every expert's width.
+
+    Done last, where there is one row per token, not one per assignment.
+    """
+    if at.scatter:
+        return jax.lax.psum_scatter(y_BTD, at.tensor, scatter_dimension=1, tiled=True)
+    return jax.lax.psum(y_BTD, at.tensor) if at.tensor else y_BTD
 
 
 def _swap(x: jax.Array, *, at: Placement) -> jax.Array:

@@ -22,7 +22,7 @@ from partitioning.mesh import build_mesh
 from partitioning.mesh_config import MeshConfig, RulesConfig
 from tests.trainer.equivalence import fast_compilation
 
-B, T, D = 8, 6, 16
+B, T, D = 8, 8, 16
 
 
 def decoder(*, activation: str = "swiglu", **experts: Any) -> DecoderConfig:

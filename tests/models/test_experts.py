@@ -275,6 +275,21 @@ def test_the_ragged_exchange_and_its_gradient_lower_for_gpus():
     assert text.count("@ragged_all_to_all") == 4
 
 
+def test_sequence_parallelism_scatters_the_sum_over_tensor():
+    """A CPU compiles it to an all-reduce and a slice, so that the program before that is read."""
+    text = lowered(mixtures.decoder(), mixtures.context(tensor=2)).as_text()
+    assert text.count("stablehlo.reduce_scatter") == 1
+    ctx = mixtures.context(tensor=2)
+    rules = tuple(
+        ("act_length_residual", "context") if rule[0] == "act_length_residual" else rule
+        for rule in ctx.shard.rules
+    )
+    apart = dataclasses.replace(ctx, shard=Activations(mesh=ctx.shard.mesh, rules=rules))
+    assert "reduce_scatter" not in lowered(mixtures.decoder(), apart).as_text()
+    expected = mixtures.dense(mixtures.decoder())
+    assert mixtures.worst(mixtures.ours(mixtures.decoder(), ctx=apart), expected) < TOLERANCE
+
+
 def test_one_device_runs_the_program_without_any_machinery():
     alone = compiled(mixtures.decoder(), mixtures.context(data=1))
     assert count_collectives(alone) == {}
