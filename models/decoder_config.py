@@ -6,6 +6,8 @@ Imports neither jax nor flax, so that the planner reads it in milliseconds.
 import dataclasses
 from typing import Literal
 
+from models.experts_config import ExpertsConfig
+
 RematPolicy = str
 """'none', 'selective', 'full', or 'save:' and names from SAVEABLE; see models/stack.py."""
 
@@ -14,6 +16,20 @@ ContextAttention = Literal["all_gather", "ring"]
 
 SAVEABLE = ("query", "key", "value", "attention", "attention_out", "mlp_up", "mlp_gate")
 """Values of a block that the backward pass may find saved; 'selective' saves all of them."""
+
+
+KINDS = ("global", "local", "global+experts", "local+experts")
+"""Block kinds: what attention sees, and whether the feed-forward layer is one of experts."""
+
+
+def is_local(kind: str) -> bool:
+    """Whether attention sees only a window."""
+    return kind.startswith("local")
+
+
+def has_experts(kind: str) -> bool:
+    """Whether the feed-forward layer is a mixture of experts."""
+    return kind.endswith("+experts")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,10 +62,12 @@ class DecoderConfig:
       head_dim: width of one head; None derives ``embed_dim / heads``.
       mlp_dim: width of the feed-forward layer.
       pattern: block kinds that repeat: "global" attends to everything before, "local" to the
-        last ``window`` tokens.
+        last ``window`` tokens; "global+experts" and "local+experts" have a mixture of experts in
+        place of the feed-forward layer.
       prefix: block kinds before the pattern, once.
       suffix: block kinds after the pattern, once.
       window: tokens that a "local" block sees, itself included.
+      experts: the mixture of experts in blocks of such a kind.
       activation: "swiglu" and "geglu" are gated, "gelu" is not.
       norm_eps: added to the mean square in RMSNorm.
       norm_plus_one: RMSNorm multiplies by ``1 + scale`` (Gemma) instead of ``scale``.
@@ -87,6 +105,7 @@ class DecoderConfig:
     prefix: tuple[str, ...] = ()
     suffix: tuple[str, ...] = ()
     window: int | None = None
+    experts: ExpertsConfig | None = None
     activation: Literal["swiglu", "geglu", "gelu"] = "swiglu"
     norm_eps: float = 1e-5
     norm_plus_one: bool = False
@@ -154,10 +173,15 @@ class DecoderConfig:
                 f"suffix ({len(self.suffix)}) + a multiple of pattern ({len(self.pattern)})."
             )
         kinds = {*self.pattern, *self.prefix, *self.suffix}
-        if unknown := kinds - {"global", "local"}:
-            raise ValueError(f"Unknown block kinds {sorted(unknown)}; allowed: global, local.")
-        if "local" in kinds and not self.window:
+        if unknown := kinds - set(KINDS):
+            raise ValueError(f"Unknown block kinds {sorted(unknown)}; allowed: {', '.join(KINDS)}.")
+        if any(is_local(kind) for kind in kinds) and not self.window:
             raise ValueError("A 'local' block needs DecoderConfig.window (tokens).")
+        if (self.experts is not None) != any(has_experts(kind) for kind in kinds):
+            raise ValueError(
+                f"DecoderConfig.experts={self.experts} with the block kinds {sorted(kinds)}: set "
+                "experts to @ExpertsConfig() and name a kind with '+experts', or neither."
+            )
 
     @property
     def repeats(self) -> int:

@@ -156,9 +156,12 @@ class RMSNorm(nnx.Module):
 class FeedForward(nnx.Module):
     """The feed-forward sublayer: gated (SwiGLU, GeGLU; Shazeer, 2020) or plain GeLU."""
 
-    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
-        """Creates ``up`` and ``gate`` [D, F] (no gate for "gelu") and ``down`` [F, D]."""
-        D, F = (config.embed_dim,), (config.mlp_dim,)
+    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs, mlp_dim: int | None = None):
+        """Creates ``up`` and ``gate`` [D, F] (no gate for "gelu") and ``down`` [F, D].
+
+        ``mlp_dim`` is the width F; None takes the decoder's.
+        """
+        D, F = (config.embed_dim,), (config.mlp_dim if mlp_dim is None else mlp_dim,)
         self.activation = config.activation
         up, down = ("embed", "mlp"), ("mlp", "embed")
         self.up = Dense(D, F, axes=up, config=config, rngs=rngs)

@@ -18,7 +18,8 @@ from flax import nnx
 
 from models.attention import Attention, Decoding, KeyValueCache, Tokens
 from models.context import Context, dropout
-from models.decoder_config import SAVEABLE, DecoderConfig
+from models.decoder_config import SAVEABLE, DecoderConfig, has_experts, is_local
+from models.experts import Experts
 from models.layers import FeedForward, RMSNorm
 
 SCAN_ABOVE = 8
@@ -39,10 +40,11 @@ class DecoderBlock(nnx.Module):
         self.rate = config.dropout
         self.attention_norm = RMSNorm(D, config=config)
         self.attention = Attention(
-            config, window=config.window if kind == "local" else None, rngs=rngs
+            config, window=config.window if is_local(kind) else None, rngs=rngs
         )
         self.mlp_norm = RMSNorm(D, config=config)
-        self.mlp = FeedForward(config, rngs=rngs)
+        feed_forward = Experts if has_experts(kind) else FeedForward
+        self.mlp = feed_forward(config, rngs=rngs)
         self.attention_post_norm = RMSNorm(D, config=config) if config.post_norms else None
         self.mlp_post_norm = RMSNorm(D, config=config) if config.post_norms else None
 
@@ -58,8 +60,13 @@ class DecoderBlock(nnx.Module):
         h = ctx.shard(self.attention_norm(x_BTD), *INSIDE)
         h, cache = self.attention(h, tokens, ctx=ctx, decoding=decoding)
         x_BTD = self._add(x_BTD, h, norm=self.attention_post_norm, site=0, ctx=ctx)
-        h = self.mlp(ctx.shard(self.mlp_norm(x_BTD), *INSIDE), ctx)
-        return self._add(x_BTD, h, norm=self.mlp_post_norm, site=1, ctx=ctx), cache, {}
+        h = ctx.shard(self.mlp_norm(x_BTD), *INSIDE)
+        report: Auxiliary = {}
+        if isinstance(self.mlp, Experts):
+            h, report = self.mlp(h, real_BT=tokens.segments != 0, ctx=ctx)
+        else:
+            h = self.mlp(h, ctx)
+        return self._add(x_BTD, h, norm=self.mlp_post_norm, site=1, ctx=ctx), cache, report
 
     def _add(
         self, x: jax.Array, h: jax.Array, *, norm: RMSNorm | None, site: int, ctx: Context

@@ -22,6 +22,7 @@ CONTRACT = {"launch.contract", "launch.exit_codes", "launch.records"}
 
 CONFIGURATION = (
     "models/decoder_config.py",
+    "models/experts_config.py",
     "partitioning/mesh_config.py",
     "input_pipeline/data_config.py",
     "trainer/run_config.py",

@@ -17,6 +17,8 @@ from input_pipeline.dataset import Dataset, build_dataset
 from input_pipeline.evaluation import EvaluationBatches
 from input_pipeline.placement import local_rows
 from launch.contract import ExitCode
+from models.decoder_config import DecoderConfig
+from models.experts import check_platform
 from partitioning.mesh import axis_sizes, build_mesh
 from partitioning.schedules import check_microbatches
 from partitioning.sequence_layout import dealt_columns
@@ -110,6 +112,9 @@ def assemble(config: RunConfig) -> tuple[Program, dict[str, NamedSharding]]:
         check_decoder(config)
         mesh = build_mesh(config.mesh)
         check_batch(config, mesh=mesh)
+        if isinstance(config.task, LanguageModel):
+            platform = mesh.devices.flat[0].platform
+            check_experts(config.task.model, devices=mesh.shape["expert"], platform=platform)
         check_context(config, sizes=axis_sizes(mesh))
         task = build_task(config.task)
         program = build_program(config, task=task, mesh=mesh)
@@ -250,6 +255,23 @@ def _uneven(repeats: int, *, stages: int, chunks: int) -> str:
         f"x PipelineConfig.chunks={chunks}. Possible are {shown or 'no stages'}; or move {over} "
         "blocks of the pattern to DecoderConfig.prefix and suffix, which run on the first and the "
         "last stage."
+    )
+
+
+def check_experts(model: DecoderConfig, *, devices: int, platform: str) -> None:
+    """Raises ValueError if experts do not divide over their mesh axis or cannot run here."""
+    if model.experts is None:
+        return
+    check_platform(model.experts, platform=platform)
+    if model.experts.count % devices == 0:
+        return
+    count = model.experts.count
+    fitting = [size for size in range(1, count + 1) if count % size == 0]
+    near = [max(size for size in fitting if size < devices)]
+    near += [size for size in fitting if size > devices][:1]
+    raise ValueError(
+        f"ExpertsConfig.count={count} does not divide over MeshConfig.expert={devices}; each "
+        f"device holds whole experts. The nearest sizes are {', '.join(map(str, near))}."
     )
 
 

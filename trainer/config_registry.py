@@ -3,7 +3,7 @@
 from typing import Any
 
 from input_pipeline import data_config
-from models import decoder_config
+from models import decoder_config, experts_config
 from partitioning import mesh_config, schedules
 from trainer import optimizer_config, run_config
 
@@ -16,6 +16,7 @@ CONFIGURABLES: tuple[type, ...] = (
     run_config.LoggingConfig,
     decoder_config.DecoderConfig,
     decoder_config.RopeScaling,
+    experts_config.ExpertsConfig,
     mesh_config.MeshConfig,
     mesh_config.RulesConfig,
     schedules.PipelineConfig,
@@ -52,6 +53,8 @@ EXECUTION: frozenset[str] = frozenset(
         "DecoderConfig.attention",
         "DecoderConfig.context_attention",
         "DecoderConfig.loss_chunks",
+        "ExpertsConfig.matmul",
+        "ExpertsConfig.exchange",
         "DataConfig.workers",
         "DataConfig.prefetch",
         # Places, not contents: the dataset's digest guards those.

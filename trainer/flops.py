@@ -3,7 +3,8 @@
 Training costs three forward passes: one forward, two for the gradients of both factors of every
 product. What rematerialisation computes again is not counted, as is usual for model FLOPs
 utilisation (MFU; Chowdhery et al., 2022, appendix B). A multiplication and an addition are two
-operations; only matrix products are counted.
+operations; only matrix products are counted. Of a mixture of experts the chosen experts count, by
+formula, whatever is computed besides to fill buffers.
 """
 
 import dataclasses
@@ -28,7 +29,7 @@ class StepFlops:
     """Operations of one optimizer step on all devices.
 
     Attributes:
-      products: matrix products with parameters.
+      products: matrix products with parameters, of experts only the chosen ones.
       attention_full: products between activations, with the whole attention square (of a window's
         width where attention is windowed).
       attention_causal: the same, with only the pairs that a causal mask lets through.
@@ -56,6 +57,7 @@ def step_flops(program: Program, *, rows: int, length: int) -> StepFlops:
 
     traced = jax.make_jaxpr(forward)(group.parameters, group.variables, batch)
     products = sum(flops for flops, batched in _products(traced.jaxpr, 1) if not batched)
+    products += program.task.routed_flops(rows=rows, length=length)
     full, causal = (
         program.task.attention_flops(rows=rows, length=length, causal=causal)
         for causal in (False, True)
@@ -98,8 +100,13 @@ def utilization(flops: StepFlops, *, program: Program, convention: Convention) -
 
 
 def _products(jaxpr: core.Jaxpr, times: int) -> Iterator[tuple[float, bool]]:
-    """Yields (operations, whether it has batch dimensions) of every product, inner programs too."""
+    """Yields (operations, whether it has batch dimensions) of every product, inner programs too.
+
+    Loops of unknown length are left out: they run over what tokens chose, which has its formula.
+    """
     for equation in jaxpr.eqns:
+        if equation.primitive.name == "while":
+            continue
         if equation.primitive.name == "dot_general":
             (contract, _), (batch, _) = equation.params["dimension_numbers"]
             lhs, out = (_shape(equation.invars[0]), _shape(equation.outvars[0]))

@@ -16,6 +16,7 @@ from flax import nnx
 from models.attention import Tokens
 from models.context import Context
 from models.decoder import Decoder
+from models.decoder_config import has_experts, is_local
 from models.layers import wide
 from models.losses import cross_entropy
 from models.stack import RESIDUAL, Auxiliary
@@ -108,7 +109,12 @@ class LanguageModelTask:
         return loss, zero, metrics
 
     def metrics(self, sums: Mapping[str, float], *, weight: float) -> dict[str, float]:
-        """See Task; returns perplexity, accuracy and, where bytes are known, bits per byte."""
+        """See Task; returns perplexity, accuracy and, where bytes are known, bits per byte.
+
+        With experts also ``dropped_fraction`` of the tokens' choices, ``expert_load`` (busiest
+        expert over the mean, 1 when balanced), ``balance_loss`` and ``router_z_loss``, each
+        averaged over layers.
+        """
         weight = max(weight, 1e-9)
         reported = {
             "nll": sums["nll"] / weight,
@@ -117,6 +123,14 @@ class LanguageModelTask:
         }
         if sums.get("bytes"):
             reported["bits_per_byte"] = sums["nll"] / math.log(2) / sums["bytes"]
+        if "routed" in sums:
+            routed = max(sums["routed"], 1.0)
+            reported |= {
+                "dropped_fraction": sums["dropped"] / routed,
+                "expert_load": sums["peak"] / routed,
+                "balance_loss": sums["balance"] / routed,
+                "router_z_loss": sums["router_z"] / routed,
+            }
         return reported
 
     def attention_flops(self, *, rows: int, length: int, causal: bool) -> float:
@@ -125,10 +139,19 @@ class LanguageModelTask:
         assert model.head_dim is not None
         pairs = 0
         for kind in model.blocks:
-            width = min(length, model.window or length) if kind == "local" else length
+            width = min(length, model.window or length) if is_local(kind) else length
             outside = length - width
             pairs += width * (width + 1) // 2 + outside * width if causal else length * width
         return 4.0 * rows * model.heads * model.head_dim * pairs
+
+    def routed_flops(self, *, rows: int, length: int) -> float:
+        """See Task: each token is multiplied with the matrices of its chosen experts."""
+        model = self.config.model
+        if model.experts is None:
+            return 0.0
+        matrices = 2 if model.activation == "gelu" else 3
+        each = 2.0 * matrices * model.embed_dim * model.experts.mlp_dim * model.experts.chosen
+        return each * rows * length * sum(has_experts(kind) for kind in model.blocks)
 
 
 def _tokens(batch: Batch) -> Tokens:

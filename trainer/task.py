@@ -80,6 +80,13 @@ class Task(Protocol):
         """
         ...
 
+    def routed_flops(self, *, rows: int, length: int) -> float:
+        """Returns operations of a forward pass with parameters that each token chooses.
+
+        Counted from the formula: what is computed besides, to fill buffers, is no model FLOPs.
+        """
+        ...
+
 
 @runtime_checkable
 class PipelinedTask(Task, Protocol):

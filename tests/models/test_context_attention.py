@@ -21,7 +21,7 @@ from partitioning.ring import edges_of_halves, visible_halves
 from partitioning.rules import activation_rules
 from partitioning.sequence_layout import dealt_columns
 from tests.partitioning.branches import collectives_in_branches, count_conditionals
-from tests.trainer.equivalence import fast_compilation
+from trainer.certificate.one_step import fast_compilation
 
 B, T, H, K = 2, 32, 4, 4
 MESH = MeshConfig(context=4, tensor=2)

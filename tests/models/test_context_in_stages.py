@@ -20,7 +20,7 @@ from partitioning.mesh import build_mesh
 from partitioning.mesh_config import MeshConfig, RulesConfig
 from partitioning.rules import activation_rules
 from tests.models.test_context_attention import PLAIN, documents, full
-from tests.trainer.equivalence import fast_compilation
+from trainer.certificate.one_step import fast_compilation
 
 MESH = MeshConfig(stage=2, context=2, tensor=2)
 M, B, T, H, K = 3, 2, 32, 4, 4

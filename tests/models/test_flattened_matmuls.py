@@ -13,7 +13,7 @@ from models.layers import matmul
 from partitioning.activations import Activations
 from partitioning.collectives import count_collectives
 from partitioning.mesh_config import AXES, MeshConfig
-from tests.trainer import programs
+from trainer.certificate import programs
 from trainer.program import Program
 from trainer.state import abstract_state
 from trainer.step import build_train_step

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from partitioning.mesh_config import RulesConfig
-from tests.trainer import programs
+from trainer.certificate import programs
 from trainer.context_length import check_context
 from trainer.run_config import LanguageModel, TaskConfig
 

@@ -6,8 +6,9 @@ import jax
 import pytest
 from flax import nnx
 
+from models.experts_config import ExpertsConfig
 from partitioning.mesh_config import MeshConfig
-from tests.trainer import programs
+from trainer.certificate import programs
 from trainer.flops import StepFlops, Utilization, step_flops, utilization
 from trainer.hardware import PEAK_FLOPS, peak_flops
 
@@ -40,6 +41,21 @@ def test_products_with_parameters_are_six_per_parameter_and_token(changes):
     config = programs.decoder(**SINGLE, **changes)
     found = step_flops(programs.program(config), rows=ROWS, length=LENGTH)
     assert found.products == 6 * matrix_parameters(config) * ROWS * LENGTH
+
+
+@pytest.mark.parametrize("matmul", ["padded", "blocked", "ragged"])
+@pytest.mark.parametrize("capacity", [None, 4.0])
+def test_of_experts_only_the_chosen_count_whatever_is_padded(capacity, matmul):
+    experts = ExpertsConfig(
+        count=8, chosen=2, mlp_dim=20, shared_mlp_dim=12, capacity=capacity, matmul=matmul
+    )
+    pattern = ("global", "global+experts")
+    config = programs.decoder(**SINGLE, layers=4, pattern=pattern, experts=experts)
+    found = step_flops(programs.program(config), rows=ROWS, length=LENGTH)
+    router, chosen = 8 * config.embed_dim, 2 * 3 * 20 * config.embed_dim
+    # The shared layers' matrices are named kernel and are counted with the others.
+    each = matrix_parameters(config) + 2 * (router + chosen)
+    assert found.products == 6 * each * ROWS * LENGTH
 
 
 def test_attention_is_counted_in_two_named_conventions():

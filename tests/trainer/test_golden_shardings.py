@@ -16,7 +16,7 @@ from jax.sharding import AbstractMesh, AxisType
 from partitioning import table
 from partitioning.collectives import count_collectives
 from partitioning.mesh_config import AXES, MeshConfig
-from tests.trainer import equivalence, programs
+from trainer.certificate import one_step, programs
 from trainer.paths import path_of
 from trainer.program import Program, build_program, build_task
 from trainer.state import MODEL, abstract_state, parameter_rows
@@ -130,7 +130,7 @@ def compiled():
 
 
 def compile_step(program: Program, batch) -> str:
-    with equivalence.fast_compilation(True):
+    with one_step.fast_compilation(True):
         lowered = build_train_step(program).lower(abstract_state(program), batch)
         return lowered.compile().as_text()
 

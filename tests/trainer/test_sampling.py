@@ -6,7 +6,7 @@ import pytest
 
 from partitioning.mesh_config import MeshConfig
 from tests.models import decoders
-from tests.trainer import equivalence, programs
+from trainer.certificate import one_step, programs
 from trainer.sampling import sample
 from trainer.state import init_state
 
@@ -16,7 +16,7 @@ PROMPT = np.asarray([3, 1, 4, 1, 5], np.int32)
 
 @pytest.fixture(autouse=True)
 def _double():
-    with jax.enable_x64(True), equivalence.fast_compilation(True):
+    with jax.enable_x64(True), one_step.fast_compilation(True):
         yield
 
 
