@@ -71,8 +71,10 @@ class DecoderBlock(nnx.Module):
     def _add(
         self, x: jax.Array, h: jax.Array, *, norm: RMSNorm | None, site: int, ctx: Context
     ) -> jax.Array:
-        # Constrained before the addition, so that tensor parallelism can reduce-scatter.
-        h = ctx.shard(h, *RESIDUAL)
+        # Constrained before the addition, so that tensor parallelism can reduce-scatter. Back, the
+        # gradient is gathered along the sequence before it meets the weights' axes, which may
+        # share a mesh axis with the sequence: the compiler would move all of it there instead.
+        h = ctx.shard(ctx.shard.gradient(h, *INSIDE), *RESIDUAL)
         h = h if norm is None else norm(h)
         return ctx.shard(x + dropout(h, rate=self.rate, site=site, ctx=ctx), *RESIDUAL)
 

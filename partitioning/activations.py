@@ -6,6 +6,7 @@ hashable, so it may be closed over or passed as a static argument.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -38,6 +39,12 @@ class Activations:
         if self.mesh is None or self.mesh.size == 1:
             return x
         return jax.lax.with_sharding_constraint(x, self.sharding(axes, shape=x.shape))
+
+    def gradient(self, x: jax.Array, *axes: str | None) -> jax.Array:
+        """Returns ``x`` as it is; the sharding of its gradient is constrained."""
+        if self.mesh is None or self.mesh.size == 1:
+            return x
+        return _with_gradient_at(x, self, axes)
 
     def sharding(self, axes: tuple[str | None, ...], *, shape: tuple[int, ...]) -> NamedSharding:
         """Returns the sharding of an activation of ``shape``."""
@@ -113,3 +120,23 @@ class Activations:
             for candidate in candidates
         ]
         return any(self.mesh.shape[axis] > 1 for c in candidates for axis in mesh_axes(c))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _with_gradient_at(x: jax.Array, shard: Activations, axes: tuple[str | None, ...]) -> jax.Array:
+    del shard, axes
+    return x
+
+
+def _forward(x: jax.Array, shard: Activations, axes: tuple[str | None, ...]) -> tuple[Any, None]:
+    del shard, axes
+    return x, None
+
+
+def _backward(
+    shard: Activations, axes: tuple[str | None, ...], _: None, dx: jax.Array
+) -> tuple[jax.Array]:
+    return (shard(dx, *axes),)
+
+
+_with_gradient_at.defvjp(_forward, _backward)

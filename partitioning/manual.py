@@ -1,17 +1,16 @@
-"""Code that runs per rank along some mesh axes, while the compiler keeps placing the others.
+"""Code that runs per rank of the mesh instead of being placed by the compiler.
 
 One function, so that such code also runs inside other such code: attention over `context` inside a
 pipeline over `stage`.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import jax
 from jax.sharding import Mesh, PartitionSpec
 
 from partitioning.mesh import current_mesh
-from partitioning.rules import mesh_axes
 
 
 def per_rank(
@@ -21,16 +20,16 @@ def per_rank(
     in_specs: tuple[PartitionSpec, ...],
     out_specs: tuple[PartitionSpec, ...] | PartitionSpec,
 ) -> Callable[..., Any]:
-    """Returns ``function`` mapped over all mesh axes that its specs name; others stay automatic.
+    """Returns ``function`` mapped over all mesh axes that no surrounding code is mapped over.
 
-    Name every axis that splits the arguments: where a function that exchanges data is mapped over
-    one axis only, XLA's partitioner gathers what the other axes had split (all-gather and
-    reduce-scatter, jax 0.12), and may put collectives into branches.
+    All of them, because XLA (jax 0.12) handles exchanges badly where some axes are left to its
+    partitioner: an all-gather or reduce-scatter first gathers what the other axes had split,
+    collectives may appear in branches, and a 16-bit sum crashes the compiler on CPU. So the specs
+    name every axis that splits an argument.
 
     Values are not tracked as varying or equal over the ranks (``check_vma``): nested mappings
-    cannot be differentiated with it (jax 0.12). So an output must vary over what its spec names
-    only, and the gradient of an argument is summed over the axes that its spec lacks and others'
-    have.
+    cannot be differentiated with it (jax 0.12). An output must vary over what its spec names only;
+    the gradient of an argument is summed over the axes that its spec lacks.
 
     Args:
       function: takes and returns local arrays.
@@ -38,16 +37,13 @@ def per_rank(
       in_specs: of the arguments.
       out_specs: of the results.
     """
-    results = (out_specs,) if isinstance(out_specs, PartitionSpec) else out_specs
+    surrounding = current_mesh(mesh)
+    taken = getattr(surrounding, "manual_axes", ())
     return jax.shard_map(
         function,
-        mesh=current_mesh(mesh),
+        mesh=surrounding,
         in_specs=in_specs,
         out_specs=out_specs,
-        axis_names=_axes((*in_specs, *results)),
+        axis_names=set(mesh.axis_names) - set(taken),
         check_vma=False,
     )
-
-
-def _axes(specs: Iterable[PartitionSpec]) -> set[str]:
-    return {axis for spec in specs for entry in spec for axis in mesh_axes(entry)}
