@@ -13,7 +13,7 @@ from models.attention import Decoding, KeyValueCache, Tokens
 from models.context import Context
 from models.decoder_config import DecoderConfig
 from models.layers import Dense, RMSNorm, matmul, normal_parameter, soft_cap, wide
-from models.stack import INSIDE, RESIDUAL, Caches, Stack
+from models.stack import INSIDE, RESIDUAL, Caches, Stack, gathered
 
 ORDER = ("prefix", "pattern", "suffix")
 
@@ -64,9 +64,11 @@ class Decoder(nnx.Module):
         Returns:
           final hidden states [B, T, D] and the extended caches.
         """
-        # Gathered along embed before the look-up: batch and embed may share a mesh axis.
+        # Gathered along embed before the look-up: batch and embed may share a mesh axis. Rows are
+        # looked up for whole sequences, so that each device can use its part of the vocabulary:
+        # for parts of them it would need, and sum the gradient of, the whole table.
         table_VD = self.embedding[...].astype(self.config.dtype)
-        x_BTD = ctx.shard(table_VD, "act_vocab", "act_embed")[inputs_BT]
+        x_BTD = ctx.shard(ctx.shard(table_VD, "act_vocab", "act_embed")[inputs_BT], *INSIDE)
         if self.config.embed_scale:
             x_BTD = x_BTD * jnp.asarray(math.sqrt(self.config.embed_dim), x_BTD.dtype)
         x_BTD = ctx.shard(x_BTD, *RESIDUAL)
@@ -81,7 +83,7 @@ class Decoder(nnx.Module):
             )
             if cache is not None:
                 extended[name] = cache
-        hidden_BTD = ctx.shard(self.final_norm(x_BTD), *INSIDE)
+        hidden_BTD = gathered(self.final_norm(x_BTD), ctx)
         return hidden_BTD, (extended if decoding else None)
 
     def logits(self, hidden_BTD: jax.Array, ctx: Context) -> jax.Array:

@@ -50,10 +50,10 @@ class DecoderBlock(nnx.Module):
         decoding: Decoding | None = None,
     ) -> tuple[jax.Array, KeyValueCache | None]:
         """[B, T, D] -> [B, T, D] and the extended cache."""
-        h = ctx.shard(self.attention_norm(x_BTD), *INSIDE)
+        h = gathered(self.attention_norm(x_BTD), ctx)
         h, cache = self.attention(h, tokens, ctx=ctx, decoding=decoding)
         x_BTD = self._add(x_BTD, h, norm=self.attention_post_norm, site=0, ctx=ctx)
-        h = self.mlp(ctx.shard(self.mlp_norm(x_BTD), *INSIDE), ctx)
+        h = self.mlp(gathered(self.mlp_norm(x_BTD), ctx), ctx)
         return self._add(x_BTD, h, norm=self.mlp_post_norm, site=1, ctx=ctx), cache
 
     def _add(
@@ -164,6 +164,15 @@ class Stack(nnx.Module):
         if caches is None:
             return x, None
         return x, jax.tree.map(lambda *leaves: jnp.stack(leaves), *results)
+
+
+def gathered(h: jax.Array, ctx: Context) -> jax.Array:
+    """Returns a norm's output [B, T, D] as products take it: the whole sequence on each device.
+
+    Its layout before the gather is named too. Otherwise the partitioner moves the gather to the
+    other side of the norm's last conversion, and sends float32 where the result is bfloat16.
+    """
+    return ctx.shard(ctx.shard(h, *RESIDUAL), *INSIDE)
 
 
 def rematerialized(
