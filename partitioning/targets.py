@@ -122,23 +122,30 @@ def _cuda_devices(target: Target, *, devices: int) -> Sequence[jax.Device]:
         raise ValueError(f"{devices} devices are not a multiple of {per_host} in each host.")
     folder = importlib.resources.files("partitioning")
     description = folder.joinpath(f"{target.name}.textproto").read_text()
-    topology: Any = xla_client.make_c_api_device_topology(
-        _cuda_compiler(),
-        "",
-        target_config=description,
-        topology=f"1x{devices // per_host}x{per_host}",
-    )
+    wanted = {
+        "target_config": description,
+        "topology": f"1x{devices // per_host}x{per_host}",
+    }
+    compiler = _cuda_compiler()
+    if compiler is None:
+        return topologies.get_topology_desc(platform="cuda", topology_name="", **wanted).devices
+    topology: Any = xla_client.make_c_api_device_topology(compiler, "", **wanted)
     return topologies.TopologyDescription(topology._make_compile_only_devices()).devices
 
 
 @functools.cache
 def _cuda_compiler() -> Any:
-    """Loads XLA's CUDA compiler beside jax's backends, so that none of them is looked for."""
+    """Loads XLA's CUDA compiler beside jax's backends, so that none of them is looked for.
+
+    Returns None on a machine with GPUs, where jax has it already: a second one is not possible.
+    """
     from jax._src.lib import xla_client
 
+    jax.devices("cpu")  # makes jax look for plugins now rather than after ours
+    if xla_client.pjrt_plugin_loaded("cuda"):
+        return None
     interface = xla_client.load_pjrt_plugin_dynamically("cuda", str(_cuda_library()))
-    if not xla_client.pjrt_plugin_initialized("cuda"):
-        xla_client.initialize_pjrt_plugin("cuda")
+    xla_client.initialize_pjrt_plugin("cuda")
     return interface
 
 

@@ -200,9 +200,9 @@ class _Step:
         The embedding splits its vocabulary: one sum forward. The head's input is gathered, and
         its gradient summed: reduce-scattered at once, or all-reduced chunk by chunk.
 
-        Keys and values whose heads ``tensor`` does not divide are computed by every device of the
-        group from the whole input; their gradients are sums over ``tensor``: all-reduce of
-        ``A kv_heads head_dim / embed_dim`` each.
+        Keys and values whose heads ``tensor`` does not divide are computed whole by every device
+        of the group. Their gradients are gathered, ``2 A kv_heads head_dim / embed_dim`` per
+        block, and make the sum that the queries' gradient needs an all-reduce.
         """
         tensor = self.sizes["tensor"]
         if tensor == 1:
@@ -210,8 +210,14 @@ class _Step:
         model, whole = self.model, self._residual
         recomputed = model.remat != "none"
         again = 1 if recomputed and not self._saves("attention_out") else 0
+        replicated = 1 if model.kv_heads % tensor else 0
         blocks = model.layers * whole
         head = "all-reduce" if model.loss_chunks > 1 else "reduce-scatter"
+        assert model.head_dim is not None
+        share = 2 * model.kv_heads * model.head_dim / model.embed_dim
+        yield self._over_tensor(
+            "all-gather", replicated * share * blocks, why="blocks: gradients of keys and values"
+        )
         if not self._sequence_parallel:
             yield self._over_tensor("all-reduce", (4 + again) * blocks, why="blocks: sums")
             yield self._over_tensor("all-reduce", whole, why="embedding: sum over the vocabulary")
@@ -219,7 +225,9 @@ class _Step:
         else:
             inputs = (4 + (2 if recomputed else 0)) * blocks
             yield self._over_tensor("all-gather", inputs, why="blocks: inputs of products")
-            yield self._over_tensor("reduce-scatter", (4 + again) * blocks, why="blocks: sums")
+            sums = (4 - replicated + again) * blocks
+            yield self._over_tensor("reduce-scatter", sums, why="blocks: sums")
+            yield self._over_tensor("all-reduce", replicated * blocks, why="blocks: sums")
             yield self._over_tensor(
                 "reduce-scatter", whole, why="embedding: sum over the vocabulary"
             )

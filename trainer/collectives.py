@@ -205,13 +205,12 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _start_jax(run: RunConfig) -> None:
-    """Keeps jax off real devices, and off its cache: a cached program makes no complaints."""
+    """Keeps jax off real devices, which this command does not need."""
     import jax
 
     from trainer.deviceless import device_count
 
     jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_enable_compilation_cache", False)
     jax.config.update("jax_threefry_partitionable", True)
     if _TARGET.value == "cpu":
         jax.config.update("jax_num_cpu_devices", _DEVICES.value or device_count(run))

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh
 
 from partitioning.collectives import MeshShape
@@ -119,8 +120,7 @@ def compile_train_step(
 ) -> CompiledStep:
     """Compiles the train step of ``program`` for the devices of its mesh.
 
-    What the compiler writes to the process's stderr meanwhile is read, not shown; a program that
-    comes out of jax's compilation cache says nothing.
+    What the compiler writes to the process's stderr meanwhile is read, not shown.
 
     Args:
       program: from ``target_program``.
@@ -139,7 +139,7 @@ def compile_train_step(
     }
     lowered = build_train_step(program).lower(abstract_state(program), batch)
     said: list[str] = []
-    with captured_stderr(said):
+    with without_cache(), captured_stderr(said):
         compiled = lowered.compile(compiler_options=dict(options) if options else None)
     stats, text = compiled.memory_analysis(), compiled.as_text()
     assert stats is not None
@@ -177,6 +177,23 @@ def complaints(text: str) -> tuple[str, ...]:
         where = f" in {source[1]}" if source else ""
         found.append(f"{name} ({kind}){where} is replicated on its way from {before} to {after}")
     return tuple(dict.fromkeys(found))
+
+
+@contextlib.contextmanager
+def without_cache() -> Iterator[None]:
+    """Switches jax's compilation cache off.
+
+    A program that comes out of it makes no complaints, and one for devices that are not there
+    cannot be read back.
+    """
+    before = jax.config.jax_enable_compilation_cache
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()  # it remembers whether it is in use
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", before)
+        compilation_cache.reset_cache()
 
 
 @contextlib.contextmanager

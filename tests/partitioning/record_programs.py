@@ -18,12 +18,14 @@ from trainer.deviceless import QUICK, CompiledStep, compile_train_step, target_p
 from trainer.run_config import LanguageModel, RunConfig
 
 FOLDER = pathlib.Path(__file__).parent / "programs"
+# TPU moves whole tiles of 128 lanes: with narrower heads the bytes would be those of padding.
 MODEL = programs.decoder(
     vocab_size=256,
     embed_dim=128,
     layers=10,
     heads=8,
     kv_heads=4,
+    head_dim=128,
     mlp_dim=512,
     dtype="bfloat16",
     param_dtype="float32",
@@ -75,9 +77,7 @@ PROGRAMS = {
     "h100_fsdp4_tensor4": Recorded(
         target="h100", rules="fsdp_tp", mesh=MeshConfig(fsdp=4, tensor=4)
     ),
-    "v5e_fsdp4_tensor4": Recorded(
-        target="v5e", rules="fsdp_tp", mesh=MeshConfig(fsdp=4, tensor=4)
-    ),
+    "v5e_fsdp4_tensor4": Recorded(target="v5e", rules="fsdp_tp", mesh=MeshConfig(fsdp=4, tensor=4)),
     "v5e_2slices_data2_fsdp4": Recorded(
         target="v5e",
         rules="hsdp",
