@@ -137,6 +137,8 @@ class _Step:
 
           * twice for a block: forward, and backward, where recomputation and both products of the
             gradient share one gather;
+          * once more for the attention sublayer's last product where its output is computed again:
+            compilers do not merge the gathers for that and for its gradient;
           * once for the embedding, whose backward pass does not read the table;
           * once for the head, or 2 C times where the loss goes through the sequence in C > 1
             chunks, forward and again backward.
@@ -209,7 +211,7 @@ class _Step:
             return
         model, whole = self.model, self._residual
         recomputed = model.remat != "none"
-        again = 1 if recomputed and not self._saves("attention_out") else 0
+        again = 1 if self._recomputes_attention else 0
         replicated = 1 if model.kv_heads % tensor else 0
         blocks = model.layers * whole
         head = "all-reduce" if model.loss_chunks > 1 else "reduce-scatter"
@@ -262,7 +264,8 @@ class _Step:
         """Returns gathers and reductions of a parameter per step."""
         microbatches, chunks = self.work.microbatches, self.model.loss_chunks
         if "vocab" not in axes:
-            return 2 * microbatches, microbatches
+            again = self._recomputes_attention and axes[-3:] == ("heads", "head_dim", "embed")
+            return (3 if again else 2) * microbatches, microbatches
         head = (1, 1) if chunks == 1 else (2 * chunks, chunks)
         if axes[0] != "vocab":
             return head[0] * microbatches, head[1] * microbatches
@@ -275,9 +278,11 @@ class _Step:
             return "embedding" if axes[0] == "vocab" else "head"
         return "norms" if "norm" in axes else "blocks"
 
-    def _saves(self, name: str) -> bool:
-        remat = self.model.remat
-        return remat == "selective" or name in remat.removeprefix("save:").split(",")
+    @property
+    def _recomputes_attention(self) -> bool:
+        """Whether the backward pass computes the attention sublayer's output again."""
+        saved = self.model.remat.removeprefix("save:").split(",")
+        return self.model.remat not in ("none", "selective") and "attention_out" not in saved
 
     def _summed(self, axes: tuple[str, ...]) -> set[str]:
         """Mesh axes over which a gradient is a sum: all that split the batch or the sequence."""

@@ -63,6 +63,24 @@ def test_blocks_are_gathered_twice_and_reduced_once_per_microbatch():
         assert reduced == size * microbatches
 
 
+def test_the_output_projection_is_gathered_again_where_it_is_computed_again():
+    parameters = {"out": (("layers", "heads", "head_dim", "embed"), (3, 8, 8, 64))}
+    size = 3 * 8 * 8 * 64 * 2
+    for remat, times in (("none", 2), ("selective", 2), ("full", 3)):
+        how = {"model": with_model(remat=remat), "parameters": parameters, "fsdp": 4}
+        assert moved("all-gather", "blocks: gathered where used", **how) == times * size
+
+
+def test_keys_and_values_that_all_devices_compute_have_their_gradients_gathered():
+    how = {"tensor": 8}
+    share = 2 * 4 * 8 / 64
+    gathered = moved("all-gather", "blocks: gradients of keys and values", **how)
+    assert gathered == 3 * share * RESIDUAL
+    assert moved("all-reduce", "blocks: sums", **how) == 3 * RESIDUAL
+    assert moved("reduce-scatter", "blocks: sums", **how) == 3 * 3 * RESIDUAL
+    assert moved("all-gather", "blocks: gradients of keys and values", tensor=4) == 0
+
+
 def test_tensor_parallel_devices_gather_their_part_only():
     whole = moved("all-gather", "blocks: gathered where used", fsdp=4)
     assert moved("all-gather", "blocks: gathered where used", fsdp=4, tensor=2) == whole / 2
