@@ -14,7 +14,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import AbstractMesh, AxisType
 
 from partitioning import table
-from partitioning.collectives import count_collectives
+from partitioning.collectives import instruction_counts
 from partitioning.mesh_config import AXES, MeshConfig
 from trainer.certificate import one_step, programs
 from trainer.paths import path_of
@@ -138,7 +138,7 @@ def compile_step(program: Program, batch) -> str:
 def test_the_compiled_steps_have_their_collectives_and_no_forced_replication(compiled, capfd):
     lines = []
     for name, (program, batch) in compiled.items():
-        counts = count_collectives(compile_step(program, batch))
+        counts = instruction_counts(compile_step(program, batch))
         shown = ", ".join(f"{kind} {count}" for kind, count in counts.items())
         lines.append(f"{name}: {shown}")
         said = capfd.readouterr().err
