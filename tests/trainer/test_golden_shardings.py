@@ -30,6 +30,7 @@ SMALL = programs.decoder(dtype="float32", param_dtype="float32")
 
 def mesh_of(rules: str, *, devices: int, tensor: int) -> MeshConfig:
     """Returns the mesh that a rule set is made for."""
+    inside = min(tensor, devices // 2)
     return {
         "ddp": MeshConfig(data=devices),
         "zero1": MeshConfig(data=devices),
@@ -38,6 +39,7 @@ def mesh_of(rules: str, *, devices: int, tensor: int) -> MeshConfig:
         "tp": MeshConfig(tensor=tensor),
         "fsdp_tp": MeshConfig(fsdp=devices // tensor, tensor=tensor),
         "cp": MeshConfig(fsdp=devices // 4, context=4),
+        "pp": MeshConfig(data=devices // 2 // inside, stage=2, tensor=inside),
     }[rules]
 
 
@@ -113,6 +115,7 @@ def compiled():
             mesh=mesh,
             rules=type(tables)(**{**vars(tables), "sequence_parallel": sequence_parallel}),
             optimizer=programs.load(optimizer="adamw").optimizer,
+            train={"microbatches": 2 * mesh.stage if mesh.stage > 1 else 1},
         )
         spec = program.task.batch_spec(rows=programs.ROWS, length=programs.LENGTH)
         batch = {
