@@ -14,10 +14,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from models.context import Context
 from partitioning import pipeline
-from partitioning.mesh import current_mesh
+from partitioning.collectives import MeshShape, branch_collectives
+from partitioning.mesh import axis_sizes, current_mesh
 from partitioning.pipeline import STAGE, Chain, Inputs
 from partitioning.rules import mesh_axes
 from partitioning.schedules import build_schedule
+from trainer.endings import UserError
 from trainer.paths import leaves, nest, split_frozen
 from trainer.program import Program
 from trainer.state import Group, gradient_layout
@@ -63,6 +65,29 @@ def describe_pipeline(program: Program) -> str:
         f"pipeline {program.pipeline.schedule}: {schedule.stages} stages x {schedule.chunks} "
         f"chunks, {schedule.microbatches} microbatches, bubble {schedule.bubble():.1%}"
     )
+
+
+def check_branches(compiled: jax.stages.Compiled, program: Program) -> None:
+    """Raises UserError if stages that skip a tick would leave others waiting for them.
+
+    The partitioner may move data as it sees fit, also in what stages run or skip. An exchange there
+    must be among devices of one stage, and no collective-permute, which is one for all devices.
+    """
+    if program.mesh.shape[STAGE] == 1:
+        return
+    shape = MeshShape(sizes=axis_sizes(program.mesh))
+    bad = [
+        f"{c.kind} over {'+'.join(c.axes)} ({c.source})"
+        for c in branch_collectives(compiled.as_text() or "", mesh=shape)
+        # Outside all loops is the update, which all devices do or leave.
+        if c.loops and (c.kind == "collective-permute" or STAGE in c.axes)
+    ]
+    if bad:
+        raise UserError(
+            f"The compiler put exchanges into branches that pipeline stages take differently, so "
+            f"that the step could hang: {'; '.join(bad)}. Set PipelineConfig.idle='compute', which "
+            "makes no such branches, and report the layout."
+        )
 
 
 def _where(program: Program) -> dict[str, Any]:
