@@ -74,13 +74,20 @@ class DevicePrefetcher:
     """
 
     def __init__(
-        self, batches: HostBatches, shardings: Mapping[str, NamedSharding], *, depth: int = 2
+        self,
+        batches: HostBatches,
+        shardings: Mapping[str, NamedSharding],
+        *,
+        columns: np.ndarray | None = None,
+        depth: int = 2,
     ) -> None:
         """Starts reading at once.
 
         Args:
           batches: where host batches come from.
           shardings: name -> how the global array is split; names not in it are dropped.
+          columns: int [sequence_length], order in which the columns of every array are placed;
+            None leaves it. What a step holds and which row it is in do not change.
           depth: batches that are ready ahead; at least 1.
 
         Raises:
@@ -97,6 +104,7 @@ class DevicePrefetcher:
                     "rows=local_rows(sharding, global_batch)."
                 )
         self._batches, self._shardings, self._depth = batches, dict(shardings), depth
+        self._columns = columns
         self._ready: collections.deque[tuple[int, dict[str, jax.Array]]] = collections.deque()
         self._changed = threading.Condition()
         self._error: BaseException | None = None
@@ -131,7 +139,13 @@ class DevicePrefetcher:
     def _place(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
         rows, size = self._batches.rows, self._batches.global_batch
         return {
-            name: place(batch[name], sharding=sharding, rows=rows, global_batch=size)
+            name: place(
+                batch[name],
+                sharding=sharding,
+                rows=rows,
+                global_batch=size,
+                columns=self._columns,
+            )
             for name, sharding in self._shardings.items()
         }
 
@@ -174,7 +188,12 @@ class DevicePrefetcher:
 
 
 def place(
-    local: np.ndarray, *, sharding: NamedSharding, rows: np.ndarray, global_batch: int
+    local: np.ndarray,
+    *,
+    sharding: NamedSharding,
+    rows: np.ndarray,
+    global_batch: int,
+    columns: np.ndarray | None = None,
 ) -> jax.Array:
     """Returns the global array of which this process holds ``local``.
 
@@ -183,10 +202,12 @@ def place(
       sharding: of the global array.
       rows: int64 [n], ascending, which global rows they are.
       global_batch: rows of the global array.
+      columns: int [columns], column of ``local`` that goes to each column of the global array;
+        None keeps the order.
 
     Raises:
       ValueError: ``local`` is not one array per row in ``rows``, for example because it is the
-        global array.
+        global array; or ``columns`` does not name as many columns as there are.
     """
     if len(local) != len(rows):
         raise ValueError(
@@ -194,12 +215,21 @@ def place(
             f"{len(local)}, of shape {local.shape}."
         )
 
+    if columns is not None and local.shape[1:2] != columns.shape:
+        raise ValueError(
+            f"An order of {len(columns)} columns for a batch of shape {local.shape}: every array "
+            "of a batch has one value per token."
+        )
+
     def part(index: tuple[slice, ...] | None) -> np.ndarray:
         assert index is not None
         start, stop, _ = index[0].indices(global_batch)
         first = int(np.searchsorted(rows, start))
         assert np.array_equal(rows[first : first + stop - start], np.arange(start, stop))
-        return local[(slice(first, first + stop - start), *index[1:])]
+        mine = local[first : first + stop - start]
+        if columns is None:
+            return mine[(slice(None), *index[1:])]
+        return mine[:, columns[index[1]]][(slice(None), slice(None), *index[2:])]
 
     shape = (global_batch, *local.shape[1:])
     array = jax.make_array_from_callback(shape, sharding, part)

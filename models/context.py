@@ -31,7 +31,10 @@ class Context:
 
 
 def dropout(x: jax.Array, *, rate: float, site: int, ctx: Context) -> jax.Array:
-    """Zeroes a share ``rate`` of ``x`` [B, ...] and scales the rest to keep the mean.
+    """Zeroes a share ``rate`` of ``x`` [B, T, ...] and scales the rest to keep the mean.
+
+    Drawn for each token by its global row and its column in the row as it was read, so that the
+    order in which a row is dealt out to the context axis changes nothing either.
 
     ``site`` tells apart the places within one block.
     """
@@ -39,6 +42,11 @@ def dropout(x: jax.Array, *, rate: float, site: int, ctx: Context) -> jax.Array:
         return x
     assert ctx.rows is not None
     key = jax.random.fold_in(jax.random.fold_in(ctx.dropout_key, ctx.layer), site)
-    keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(ctx.rows)
-    keep = jax.vmap(lambda k: jax.random.bernoulli(k, 1.0 - rate, x.shape[1:]))(keys)
-    return jnp.where(keep, x / (1.0 - rate), jnp.zeros((), x.dtype))
+    columns = ctx.shard.columns(x.shape[1])
+
+    def keep(row: jax.Array, column: jax.Array) -> jax.Array:
+        of_token = jax.random.fold_in(jax.random.fold_in(key, row), column)
+        return jax.random.bernoulli(of_token, 1.0 - rate, x.shape[2:])
+
+    kept = jax.vmap(lambda row: jax.vmap(lambda column: keep(row, column))(columns))(ctx.rows)
+    return jnp.where(kept, x / (1.0 - rate), jnp.zeros((), x.dtype))

@@ -11,6 +11,9 @@ from models.experts_config import ExpertsConfig
 RematPolicy = str
 """'none', 'selective', 'full', or 'save:' and names from SAVEABLE; see models/stack.py."""
 
+ContextAttention = Literal["all_gather", "ring"]
+"""How tokens split over the context axis see each other; see models/context_attention.py."""
+
 SAVEABLE = ("query", "key", "value", "attention", "attention_out", "mlp_up", "mlp_gate")
 """Values of a block that the backward pass may find saved; 'selective' saves all of them."""
 
@@ -85,6 +88,9 @@ class DecoderConfig:
       scan_layers: True scans over the repeats of the pattern (short compile), False unrolls
         (faster on CPU); None scans above eight repeats.
       attention: "auto" takes cuDNN's kernel where it exists and XLA elsewhere.
+      context_attention: how attention works where the sequence is split over devices:
+        "all_gather" brings all keys and values to each, "ring" lets them go round, which holds
+        less and, causal, computes about half.
       loss_chunks: parts that the sequence is cut into for the cross entropy.
     """
 
@@ -119,6 +125,7 @@ class DecoderConfig:
     remat: RematPolicy = "none"
     scan_layers: bool | None = None
     attention: Literal["auto", "xla", "cudnn"] = "auto"
+    context_attention: ContextAttention = "all_gather"
     loss_chunks: int = 1
 
     def __post_init__(self) -> None:

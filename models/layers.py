@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from models.context import Context
 from models.decoder_config import DecoderConfig
+from partitioning.manual import per_rank
 
 Axes = tuple[str, ...]
 
@@ -78,21 +79,25 @@ def look_up(table_VD: jax.Array, ids_BT: jax.Array, *, ctx: Context) -> jax.Arra
 
     Each shard looks up the ids that it has, and the shards are added up. Left to the partitioner,
     the look-up and its gradient may go through collective-permutes, which must not stand in a
-    branch of a pipeline.
+    branch of a pipeline; and where rows are split along their length, the gradient would gather
+    all of them.
     """
     axes = ctx.shard.axes("act_vocab", size=table_VD.shape[0])
-    if not axes:
+    if ctx.shard.mesh is None or (not axes and ctx.shard.context == 1):
         return table_VD[ids_BT]
+    split = ctx.shard.spec(("act_batch", "act_length"), shape=ids_BT.shape)
 
     def local(table_VD: jax.Array, ids_BT: jax.Array) -> jax.Array:
+        if not axes:
+            return table_VD[ids_BT]
         ids_BT = ids_BT - jax.lax.axis_index(axes) * table_VD.shape[0]
         here_BT = (ids_BT >= 0) & (ids_BT < table_VD.shape[0])
         rows_BTD = table_VD[jnp.where(here_BT, ids_BT, 0)]
         return jax.lax.psum(jnp.where(here_BT[..., None], rows_BTD, 0), axes)
 
-    return ctx.shard.manually(local, over=axes, inputs=(P(axes), P()), outputs=P())(
-        table_VD, ids_BT
-    )
+    run = per_rank(local, mesh=ctx.shard.mesh, in_specs=(P(axes), split), out_specs=split)
+    rows_BTD: jax.Array = run(table_VD, ids_BT)
+    return rows_BTD
 
 
 class Dense(nnx.Module):

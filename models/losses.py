@@ -43,7 +43,9 @@ def cross_entropy(
     """Scores the next token at every position.
 
     With ``chunks`` > 1 the sequence is cut and the logits of a chunk are computed again in the
-    backward pass. The vocabulary may be sharded: the target's logit is a masked sum, no gather.
+    backward pass. Where the sequence is split over devices, a chunk has a piece of every device's
+    part, so that none waits for another. The vocabulary may be sharded: the target's logit is a
+    masked sum, no gather.
 
     Args:
       model: provides the head.
@@ -51,16 +53,17 @@ def cross_entropy(
       targets_BT: int32.
       weights_BT: weight of each token; 0 leaves it out.
       ctx: sharding.
-      chunks: divides T.
+      chunks: divides what one rank of the context axis has of T.
       z_loss: weight of ``log(Z)^2``.
 
     Raises:
-      ValueError: ``chunks`` does not divide T.
+      ValueError: ``chunks`` does not divide T, or a rank's part of it.
     """
-    length = targets_BT.shape[1]
-    if length % chunks:
+    length, ranks = targets_BT.shape[1], ctx.shard.context
+    if length % (chunks * ranks):
         raise ValueError(
-            f"DecoderConfig.loss_chunks={chunks} does not divide the sequence length {length}."
+            f"DecoderConfig.loss_chunks={chunks} does not divide the sequence length {length}"
+            + (f" over context={ranks}." if ranks > 1 else ".")
         )
 
     def score(hidden: jax.Array, targets: jax.Array, weights: jax.Array) -> CrossEntropy:
@@ -70,8 +73,9 @@ def cross_entropy(
         return score(hidden_BTD, targets_BT, weights_BT)
 
     def cut(x: jax.Array) -> jax.Array:
-        parts = x.reshape(x.shape[0], chunks, length // chunks, *x.shape[2:])
-        return jnp.moveaxis(parts, 1, 0)
+        rows, rest = x.shape[0], x.shape[2:]
+        parts = x.reshape(rows, ranks, chunks, length // (chunks * ranks), *rest)
+        return jnp.moveaxis(parts, 2, 0).reshape(chunks, rows, length // chunks, *rest)
 
     checkpointed = jax.checkpoint(score, prevent_cse=False)
 

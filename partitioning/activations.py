@@ -6,15 +6,18 @@ hashable, so it may be closed over or passed as a static argument.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from partitioning.mesh import automatic_sizes, current_mesh
-from partitioning.mesh_config import Rule
+from partitioning.mesh_config import ContextLayout, Rule
 from partitioning.rules import mesh_axes, resolve
+from partitioning.sequence_layout import original_columns
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,16 +27,24 @@ class Activations:
     Attributes:
       mesh: the device mesh; None means one device and no constraints.
       rules: activation table.
+      layout: order in which the tokens of a row are dealt out to the context axis.
     """
 
     mesh: Mesh | None = None
     rules: tuple[Rule, ...] = ()
+    layout: ContextLayout = "contiguous"
 
     def __call__(self, x: jax.Array, *axes: str | None) -> jax.Array:
         """Returns ``x`` (one logical name per dimension) with its sharding constrained."""
         if self.mesh is None or self.mesh.size == 1:
             return x
         return jax.lax.with_sharding_constraint(x, self.sharding(axes, shape=x.shape))
+
+    def gradient(self, x: jax.Array, *axes: str | None) -> jax.Array:
+        """Returns ``x`` as it is; the sharding of its gradient is constrained."""
+        if self.mesh is None or self.mesh.size == 1:
+            return x
+        return _with_gradient_at(x, self, axes)
 
     def sharding(self, axes: tuple[str | None, ...], *, shape: tuple[int, ...]) -> NamedSharding:
         """Returns the sharding of an activation of ``shape``."""
@@ -45,6 +56,19 @@ class Activations:
         assert self.mesh is not None
         sizes = automatic_sizes(self.mesh)
         return resolve(axes, shape=shape, rules=self.rules, sizes=sizes, name="activation").spec
+
+    @property
+    def context(self) -> int:
+        """Ranks that the tokens of a row are split over."""
+        return 1 if self.mesh is None else self.mesh.shape["context"]
+
+    def columns(self, length: int) -> jax.Array:
+        """Returns [length] int32: which column of its row, as it was read, each token is."""
+        places = jnp.arange(length, dtype=jnp.int32)
+        columns: jax.Array = original_columns(
+            places, layout=self.layout, length=length, shards=self.context
+        )
+        return columns
 
     def axes(self, logical: str, *, size: int) -> tuple[str, ...]:
         """Returns the mesh axes that split a dimension of ``size``, none where it is whole."""
@@ -96,3 +120,23 @@ class Activations:
             for candidate in candidates
         ]
         return any(self.mesh.shape[axis] > 1 for c in candidates for axis in mesh_axes(c))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _with_gradient_at(x: jax.Array, shard: Activations, axes: tuple[str | None, ...]) -> jax.Array:
+    del shard, axes
+    return x
+
+
+def _forward(x: jax.Array, shard: Activations, axes: tuple[str | None, ...]) -> tuple[Any, None]:
+    del shard, axes
+    return x, None
+
+
+def _backward(
+    shard: Activations, axes: tuple[str | None, ...], _: None, dx: jax.Array
+) -> tuple[jax.Array]:
+    return (shard(dx, *axes),)
+
+
+_with_gradient_at.defvjp(_forward, _backward)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Literal
 
 AXES = ("data", "stage", "fsdp", "expert", "context", "tensor")
 """Every mesh has these axes, outermost first; an axis of size 1 costs nothing."""
@@ -9,6 +10,9 @@ AXES = ("data", "stage", "fsdp", "expert", "context", "tensor")
 Candidate = str | tuple[str, ...] | None
 Rule = tuple[str | Candidate, ...]
 """``(logical axis, candidate, candidate, ...)``; a candidate is a mesh axis, several, or None."""
+
+ContextLayout = Literal["zigzag", "contiguous"]
+"""Order in which the tokens of a row are dealt out to the ranks of the context axis."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,6 +76,9 @@ class RulesConfig:
       optimizer: table for optimizer state; None takes ``parameters``. A table that shards where
         ``parameters`` does not is ZeRO-1.
       sequence_parallel: whether ``act_length_residual`` may use the tensor axis.
+      context_layout: which tokens of a row a rank of the context axis gets: "zigzag" a chunk from
+        the front and one from the back, which balances causal attention in a ring; "contiguous"
+        one stretch. No number depends on it.
       max_replicated: share of parameter bytes that may stay replicated on more than one device
         before start-up warns.
     """
@@ -101,4 +108,5 @@ class RulesConfig:
     )
     optimizer: tuple[Rule, ...] | None = None
     sequence_parallel: bool = True
+    context_layout: ContextLayout = "zigzag"
     max_replicated: float = 0.05

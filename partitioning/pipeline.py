@@ -227,7 +227,7 @@ class _Stage:
             x, gradient, kept, totals = carry
             forward, backward, write, read = row
             slot = self._slot(forward)
-            kept = _put(kept, x, write[self.stage], where=slot.busy)
+            kept = _put(kept, x, write[self.stage], where=slot.busy & ~slot.is_first)
             y = self._run(slot, x)
             x = jax.lax.dynamic_index_in_dim(kept, read[self.stage], keepdims=False)
             gradient, totals = self._back(self._slot(backward), x, gradient, totals)

@@ -67,13 +67,14 @@ class Schedule:
         """Whether the table holds backward passes."""
         return bool((self.backward != IDLE).any())
 
-    def microbatch_of(self, table: np.ndarray) -> np.ndarray:
-        """Returns the microbatch of each entry, 0 where idle."""
-        return np.maximum(table, 0) // self.chunks
-
     def chunk_of(self, table: np.ndarray) -> np.ndarray:
         """Returns the chunk of each entry, 0 where idle."""
         return np.maximum(table, 0) % self.chunks
+
+    def keeps(self, table: np.ndarray) -> np.ndarray:
+        """Returns [ticks, S] bool, whether the entry's input is kept for its backward pass."""
+        first = (self.chunk_of(table) == 0) & (np.arange(self.stages) == 0)
+        return (table != IDLE) & ~first
 
     def duration(self, *, forward: float = 1.0, backward: float = 2.0) -> float:
         """Returns the time of all ticks: each lasts as long as its busiest stage.
@@ -98,10 +99,11 @@ class Schedule:
     def live(self) -> np.ndarray:
         """Returns [ticks, S], inputs that each stage holds while the tick runs.
 
-        Without a backward table that is every input so far, since jax keeps them all.
+        Those of the first piece are read from the batch again. Without a backward table all that
+        came so far are held, since jax keeps them.
         """
-        started = np.cumsum(self.forward != IDLE, axis=0)
-        ended = np.cumsum(self.backward != IDLE, axis=0)
+        started = np.cumsum(self.keeps(self.forward), axis=0)
+        ended = np.cumsum(self.keeps(self.backward), axis=0)
         return started - np.concatenate([np.zeros_like(ended[:1]), ended[:-1]])
 
     def check(self) -> None:
@@ -128,7 +130,7 @@ class Schedule:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Stash:
-    """Slots for inputs of forward passes.
+    """Slots for inputs of forward passes; entries of no use are 0.
 
     Attributes:
       slots: how many one stage needs.
@@ -249,14 +251,16 @@ def _item(number: int, stages: int, chunks: int) -> int:
 def _allocate(schedule: Schedule) -> Stash:
     """Gives each input the lowest free slot of its stage, from its forward to its backward."""
     write, read = np.zeros_like(schedule.forward), np.zeros_like(schedule.backward)
-    slots = 0
+    writes, reads = schedule.keeps(schedule.forward), schedule.keeps(schedule.backward)
+    slots = 1
     for stage in range(schedule.stages):
         held: dict[int, int] = {}
         for tick in range(schedule.ticks):
-            if (item := int(schedule.forward[tick, stage])) != IDLE:
+            if writes[tick, stage]:
+                item = int(schedule.forward[tick, stage])
                 free = next(s for s in range(len(held) + 1) if s not in held.values())
                 held[item] = write[tick, stage] = free
                 slots = max(slots, free + 1)
-            if (item := int(schedule.backward[tick, stage])) != IDLE:
-                read[tick, stage] = held.pop(item)
+            if reads[tick, stage]:
+                read[tick, stage] = held.pop(int(schedule.backward[tick, stage]))
     return Stash(slots=slots, write=write, read=read)

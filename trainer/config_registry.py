@@ -51,6 +51,7 @@ EXECUTION: frozenset[str] = frozenset(
         "DecoderConfig.remat",
         "DecoderConfig.scan_layers",
         "DecoderConfig.attention",
+        "DecoderConfig.context_attention",
         "DecoderConfig.loss_chunks",
         "ExpertsConfig.matmul",
         "ExpertsConfig.exchange",

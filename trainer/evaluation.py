@@ -4,6 +4,7 @@ import collections
 from collections.abc import Callable
 
 import jax
+import numpy as np
 
 from input_pipeline.evaluation import EvaluationBatches
 from input_pipeline.placement import DevicePrefetcher
@@ -18,6 +19,7 @@ def evaluate(
     step: Callable[[TrainState, Batch], Metrics],
     batches: EvaluationBatches,
     shardings: dict[str, jax.sharding.NamedSharding],
+    columns: np.ndarray | None = None,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> dict[str, float] | None:
     """Runs over ``batches`` once.
@@ -28,6 +30,7 @@ def evaluate(
       step: compiled evaluation step.
       batches: held-out batches; padding weighs nothing.
       shardings: where each array of a batch goes.
+      columns: order in which columns are placed; None keeps it.
       interrupted: asked after every batch, by all processes alike.
 
     Returns:
@@ -35,7 +38,7 @@ def evaluate(
     """
     sums: collections.Counter[str] = collections.Counter()
     pending: Metrics | None = None
-    with DevicePrefetcher(batches, shardings) as placed:
+    with DevicePrefetcher(batches, shardings, columns=columns) as placed:
         for batch in placed:
             scores = step(state, batch.arrays)
             _add(sums, pending)

@@ -146,7 +146,9 @@ def _train(
         return run.state
     loader = stack.enter_context(run.loader(start=start, stop=steps))
     depth = max(run.config.data.prefetch, 1)
-    placed = stack.enter_context(DevicePrefetcher(loader, run.shardings, depth=depth))
+    placed = stack.enter_context(
+        DevicePrefetcher(loader, run.shardings, columns=run.columns, depth=depth)
+    )
     return train(
         run.state,
         step=run.step,
@@ -181,6 +183,7 @@ def _score(setup: Setup) -> Callable[[TrainState], Scores | None]:
             step=step,
             batches=setup.evaluation_batches(),
             shardings=setup.shardings,
+            columns=setup.columns,
             interrupted=setup.participant.preemption.reached,
         )
 

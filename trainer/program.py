@@ -110,7 +110,9 @@ def build_program(run: RunConfig, *, task: Task, mesh: Mesh) -> Program:
         task=task,
         mesh=mesh,
         rules=run.rules,
-        shard=Activations(mesh=mesh, rules=activation_rules(run.rules)),
+        shard=Activations(
+            mesh=mesh, rules=activation_rules(run.rules), layout=run.rules.context_layout
+        ),
         optimizer=build_optimizer(run.optimizer, axes=trainable),
         schedule=build_schedule(run.schedule, steps=run.train.steps),
         train=run.train,

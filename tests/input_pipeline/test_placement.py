@@ -149,3 +149,26 @@ def test_the_loops_transfer_guard_does_not_stop_the_prefetcher() -> None:
         DevicePrefetcher(Given(batch(0)), {"inputs": sharding()}) as placed,
     ):
         assert next(placed).step == 0
+
+
+def test_columns_are_placed_in_the_order_given_and_the_step_holds_the_same_tokens():
+    order = np.array([0, 3, 1, 2])
+    tokens = np.arange(BATCH * 4, dtype=np.int32).reshape(BATCH, 4)
+    with DevicePrefetcher(
+        Given(tokens), {"inputs": sharding("data", "context")}, columns=order
+    ) as it:
+        placed = next(it).arrays["inputs"]
+    np.testing.assert_array_equal(placed, tokens[:, order])
+    for shard in placed.addressable_shards:
+        np.testing.assert_array_equal(shard.data, tokens[:, order][shard.index])
+
+
+def test_an_order_of_another_length_is_refused():
+    with pytest.raises(ValueError, match="An order of 5 columns for a batch of shape"):
+        place(
+            batch(0),
+            sharding=sharding("data"),
+            rows=np.arange(BATCH),
+            global_batch=BATCH,
+            columns=np.arange(5),
+        )

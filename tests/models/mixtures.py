@@ -20,7 +20,7 @@ from models.experts_config import ExpertsConfig
 from partitioning.activations import Activations
 from partitioning.mesh import build_mesh
 from partitioning.mesh_config import MeshConfig, RulesConfig
-from tests.trainer.equivalence import fast_compilation
+from trainer.certificate.one_step import fast_compilation
 
 B, T, D = 8, 8, 16
 

@@ -16,7 +16,7 @@ from models.decoder import Decoder
 from models.decoder_config import RopeScaling
 from models.losses import cross_entropy
 from tests.models import decoders, reference
-from tests.trainer import equivalence, programs
+from trainer.certificate import one_step, programs
 from trainer.program import build_task
 
 LLAMA3 = RopeScaling(
@@ -73,7 +73,7 @@ VARIATIONS = {
 
 @pytest.fixture(autouse=True)
 def _double():
-    with jax.enable_x64(True), equivalence.fast_compilation(True):
+    with jax.enable_x64(True), one_step.fast_compilation(True):
         yield
 
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from models.context import Context, dropout
-from tests.trainer import equivalence, programs
+from partitioning.mesh_config import MeshConfig
+from trainer.certificate import one_step, programs
 from trainer.state import init_state
 from trainer.step import build_train_step
 
@@ -17,15 +18,15 @@ from trainer.step import build_train_step
 @pytest.mark.parametrize("remat", ["none", "selective", "full", "save:query,mlp_gate"])
 def test_loss_and_gradients_do_not_depend_on_remat_or_scan(remat, scan):
     how = (("remat", remat), ("scan_layers", scan))
-    case = equivalence.Case(
+    case = one_step.Case(
         name="execution",
-        mesh=equivalence.MeshConfig(),
+        mesh=MeshConfig(),
         execution=how,
         model=(("layers", 3), ("dropout", 0.2)),
     )
     with jax.enable_x64(True):
-        found, expected = equivalence.outcome(case), equivalence.on_one_device(case.reference())
-    for _, error in equivalence.errors(found, expected).values():
+        found, expected = one_step.outcome(case), one_step.on_one_device(case.reference())
+    for _, error in one_step.errors(found, expected).values():
         assert error < 1e-13
 
 

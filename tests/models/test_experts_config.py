@@ -9,8 +9,8 @@ from flax import nnx
 from models.decoder_config import DecoderConfig
 from models.experts_config import ExpertsConfig
 from tests.models import mixtures
-from tests.trainer import programs
 from trainer.assembly import check_experts
+from trainer.certificate import programs
 
 VALID = {"count": 8, "chosen": 2, "mlp_dim": 16}
 

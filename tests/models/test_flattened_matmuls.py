@@ -11,9 +11,9 @@ import pytest
 from models.context import Context
 from models.layers import matmul
 from partitioning.activations import Activations
-from partitioning.collectives import count_collectives
+from partitioning.collectives import instruction_counts
 from partitioning.mesh_config import AXES, MeshConfig
-from tests.trainer import programs
+from trainer.certificate import programs
 from trainer.program import Program
 from trainer.state import abstract_state
 from trainer.step import build_train_step
@@ -44,7 +44,7 @@ def collectives(program: Program) -> dict[str, int]:
         for name, s in spec.items()
     }
     compiled = build_train_step(program).lower(abstract_state(program), batch).compile()
-    return count_collectives(compiled.as_text())
+    return instruction_counts(compiled.as_text())
 
 
 @pytest.mark.parametrize(

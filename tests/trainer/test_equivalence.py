@@ -1,21 +1,22 @@
 """Every supported layout computes the step of one device; docs/equivalence.md is what it shows."""
 
 import dataclasses
+import json
 import re
+import subprocess
+import sys
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.context import dropout
 from partitioning.mesh_config import MeshConfig
-from tests.trainer import equivalence, equivalence_table, programs
-from tests.trainer.equivalence_cases import CASES
-from trainer.language_model import LanguageModelTask
-from trainer.run_config import LanguageModel
+from trainer.certificate import matrix, one_step
+from trainer.certificate.cases import CASES, LARGE
+from trainer.certificate.controls import CONTROLS
+from trainer.certificate.page import PAGE, Row
 
-SMALL = equivalence.Case(name="control", mesh=MeshConfig(), microbatches=2, batch="padded")
+SMALL = one_step.Case(name="control", mesh=MeshConfig(), microbatches=2, batch="padded")
 
 
 @pytest.fixture(autouse=True)
@@ -26,78 +27,56 @@ def _double():
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.dtype}: {case.name}")
 def test_loss_every_gradient_and_parameters_equal_one_device(case):
-    found = equivalence.outcome(case)
-    expected = equivalence.on_one_device(case.reference())
-    for what, (leaf, error) in equivalence.errors(found, expected).items():
-        assert error <= equivalence.TOLERANCE[case.dtype], f"{what}: {leaf} is off by {error:.1e}"
+    row = matrix.run(case)
+    assert row.passed, row.as_json()
 
 
-def test_the_page_has_a_row_for_every_case_and_no_other():
-    lines = equivalence_table.PAGE.read_text().split("|---|---|---|---|---|---|---|\n")[1]
-    rows = lines.strip().splitlines()
-    assert [row.rsplit(" |", 4)[0] + " |" for row in rows] == [
-        equivalence_table.key(case) for case in CASES
-    ]
-    for case, row in zip(CASES, rows, strict=True):
-        numbers = [float(cell) for cell in re.findall(r"\d\.\de[+-]\d+", row)]
-        assert len(numbers) == 3
-        assert max(numbers) <= equivalence.TOLERANCE[case.dtype]
+@pytest.mark.parametrize("control", CONTROLS, ids=lambda control: control.name)
+def test_a_fault_is_seen(control):
+    assert matrix.run(control).passed
 
 
-def worst(found):
-    expected = equivalence.on_one_device(SMALL.reference())
-    return max(error for _, error in equivalence.errors(found, expected).values())
+def test_the_command_certifies_a_layout_on_sixteen_devices_and_says_so():
+    command = [sys.executable, "-m", "trainer.certify", "--json", f"--only={LARGE[0].name}"]
+    found = subprocess.run(command, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    report = json.loads(found.stdout)
+    assert (report["passed"], report["failed"]) == (1, 0)
+    assert report["rows"][0]["worst"] < 1e-12
+
+
+def test_a_row_passes_when_a_layout_is_right_and_when_a_fault_is_seen():
+    assert Row(of=SMALL, errors=(0.0, 1e-15, 0.0)).passed
+    assert not Row(of=SMALL, errors=(0.0, float("nan"), 0.0)).passed
+    assert not Row(of=SMALL, errors=(0.0, 0.0, 1e-11)).passed
+    assert not Row(of=CONTROLS[0], errors=(1e-9, 1e-9, 0.0)).passed
+    assert Row(of=CONTROLS[0], errors=(0.0, float("nan"), 0.0)).passed
+
+
+def test_the_page_has_a_row_for_everything_and_no_other():
+    lines = [line for line in PAGE.read_text().splitlines() if re.search(r"\de[+-]\d", line)]
+    assert len(lines) == len(matrix.EVERYTHING)
+    for of, line in zip(matrix.EVERYTHING, lines, strict=True):
+        assert line.startswith("| " + " | ".join(matrix.names(of)) + " |")
+        errors = tuple(float(cell) for cell in line.split("|")[-4:-1])
+        assert len(errors) == 3
+        assert Row(of=of, errors=errors).passed
 
 
 def test_control_any_leaf_that_is_off_by_a_billionth_is_seen():
-    expected = equivalence.on_one_device(SMALL.reference())
+    expected = one_step.on_one_device(SMALL.reference())
     leaves = [
         (field.name, name)
-        for field in dataclasses.fields(equivalence.Outcome)
+        for field in dataclasses.fields(one_step.Outcome)
         for name in getattr(expected, field.name)
     ]
     assert len(leaves) > 25
     for group, name in leaves:
         changed = dict(getattr(expected, group))
         changed[name] = changed[name] * (1 + 1e-9)
-        found = equivalence.errors(dataclasses.replace(expected, **{group: changed}), expected)
+        found = one_step.errors(dataclasses.replace(expected, **{group: changed}), expected)
         assert found[group][0] == name
         assert found[group][1] > 1e-12
         changed[name] = changed[name] * np.nan
-        found = equivalence.errors(dataclasses.replace(expected, **{group: changed}), expected)
+        found = one_step.errors(dataclasses.replace(expected, **{group: changed}), expected)
         assert not found[group][1] <= 1e-12
-
-
-class MeanOfMeans(LanguageModelTask):
-    """Averages inside each microbatch, as accumulation in other frameworks did."""
-
-    def loss(self, model, batch, *, ctx):
-        total, weight, metrics = super().loss(model, batch, ctx=ctx)
-        return total / weight, jnp.ones_like(weight), metrics
-
-
-def test_control_a_mean_of_means_is_seen():
-    program = programs.program(
-        SMALL.decoder(),
-        train={"microbatches": 2},
-        task=MeanOfMeans(LanguageModel(model=SMALL.decoder(), z_loss=1e-3)),
-    )
-    assert worst(equivalence.outcome(SMALL, program=program)) > 1e-4
-
-
-def test_control_a_missing_mask_is_seen():
-    batch = programs.batch(SMALL.batch)
-    batch["segment_ids"] = np.ones_like(batch["segment_ids"])
-    assert worst(equivalence.outcome(SMALL, batch=batch)) > 1e-4
-
-
-def test_control_dropout_by_the_row_within_a_microbatch_is_seen(monkeypatch):
-    case = dataclasses.replace(SMALL, model=(("dropout", 0.3),), name="dropout control")
-    expected = equivalence.on_one_device(case.reference())
-
-    def local(x, *, ctx, **rest):
-        return dropout(x, ctx=dataclasses.replace(ctx, rows=jnp.arange(x.shape[0])), **rest)
-
-    monkeypatch.setattr("models.stack.dropout", local)
-    found = equivalence.errors(equivalence.outcome(case), expected)
-    assert found["gradients"][1] > 1e-4

@@ -8,7 +8,7 @@ from flax import nnx
 
 from models.experts_config import ExpertsConfig
 from partitioning.mesh_config import MeshConfig
-from tests.trainer import programs
+from trainer.certificate import programs
 from trainer.flops import StepFlops, Utilization, step_flops, utilization
 from trainer.hardware import PEAK_FLOPS, peak_flops
 

@@ -14,9 +14,9 @@ from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import AbstractMesh, AxisType
 
 from partitioning import table
-from partitioning.collectives import count_collectives
+from partitioning.collectives import instruction_counts
 from partitioning.mesh_config import AXES, MeshConfig
-from tests.trainer import equivalence, programs
+from trainer.certificate import one_step, programs
 from trainer.paths import path_of
 from trainer.program import Program, build_program, build_task
 from trainer.state import MODEL, abstract_state, parameter_rows
@@ -37,6 +37,7 @@ def mesh_of(rules: str, *, devices: int, tensor: int) -> MeshConfig:
         "hsdp": MeshConfig(data=2, fsdp=devices // 2),
         "tp": MeshConfig(tensor=tensor),
         "fsdp_tp": MeshConfig(fsdp=devices // tensor, tensor=tensor),
+        "cp": MeshConfig(fsdp=devices // 4, context=4),
     }[rules]
 
 
@@ -129,7 +130,7 @@ def compiled():
 
 
 def compile_step(program: Program, batch) -> str:
-    with equivalence.fast_compilation(True):
+    with one_step.fast_compilation(True):
         lowered = build_train_step(program).lower(abstract_state(program), batch)
         return lowered.compile().as_text()
 
@@ -137,7 +138,7 @@ def compile_step(program: Program, batch) -> str:
 def test_the_compiled_steps_have_their_collectives_and_no_forced_replication(compiled, capfd):
     lines = []
     for name, (program, batch) in compiled.items():
-        counts = count_collectives(compile_step(program, batch))
+        counts = instruction_counts(compile_step(program, batch))
         shown = ", ".join(f"{kind} {count}" for kind, count in counts.items())
         lines.append(f"{name}: {shown}")
         said = capfd.readouterr().err

@@ -6,7 +6,7 @@ import pytest
 
 from partitioning.mesh_config import MeshConfig
 from tests.models import decoders
-from tests.trainer import equivalence, programs
+from trainer.certificate import one_step, programs
 from trainer.sampling import sample
 from trainer.state import init_state
 
@@ -16,12 +16,12 @@ PROMPT = np.asarray([3, 1, 4, 1, 5], np.int32)
 
 @pytest.fixture(autouse=True)
 def _double():
-    with jax.enable_x64(True), equivalence.fast_compilation(True):
+    with jax.enable_x64(True), one_step.fast_compilation(True):
         yield
 
 
 def draw(mesh=MeshConfig(), count=8, **options):  # noqa: B008 - frozen
-    program = programs.program(MODEL_64, mesh=mesh)
+    program = programs.program(MODEL_64, mesh=mesh, rules=programs.rules("cp"))
     return sample(program, init_state(program), prompt=PROMPT, count=count, **options)
 
 
@@ -40,7 +40,9 @@ def test_one_seed_gives_one_continuation_and_another_seed_another():
     assert (draw(seed=1) != draw(seed=2)).any()
 
 
-@pytest.mark.parametrize("mesh", [MeshConfig(fsdp=8), MeshConfig(fsdp=2, tensor=4)], ids=str)
+@pytest.mark.parametrize(
+    "mesh", [MeshConfig(fsdp=8), MeshConfig(fsdp=2, tensor=4), MeshConfig(context=8)], ids=str
+)
 def test_a_run_on_many_devices_can_sample_one_row(mesh):
     np.testing.assert_array_equal(draw(mesh, seed=1), draw(seed=1))
 

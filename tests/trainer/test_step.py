@@ -9,7 +9,7 @@ import pytest
 
 from input_pipeline.placement import PlacedBatch
 from partitioning.mesh_config import MeshConfig
-from tests.trainer import equivalence, programs
+from trainer.certificate import one_step, programs
 from trainer.endings import NumericsError
 from trainer.loop import train
 from trainer.optimizer_config import SGD, AdamW, ScheduleConfig
@@ -42,18 +42,18 @@ def two_rows(*lengths):
 
 def test_a_row_of_11_tokens_weighs_a_tenth_of_one_of_101():
     """P017: the gradient is the mean over 110 tokens, however the rows are cut."""
-    case = equivalence.Case(name="rows", mesh=MeshConfig())
+    case = one_step.Case(name="rows", mesh=MeshConfig())
     both = two_rows(11, 101)
     assert both["loss_weights"].sum(axis=1).tolist() == [10, 100]
     with jax.enable_x64(True):
-        whole = equivalence.outcome(case, batch=both)
-        cut = equivalence.outcome(dataclasses.replace(case, microbatches=2), batch=both)
+        whole = one_step.outcome(case, batch=both)
+        cut = one_step.outcome(dataclasses.replace(case, microbatches=2), batch=both)
         rows = [
-            equivalence.outcome(case, batch={name: x[r : r + 1] for name, x in both.items()})
+            one_step.outcome(case, batch={name: x[r : r + 1] for name, x in both.items()})
             for r in range(2)
         ]
     assert whole.loss["weight"] == 110
-    for _, error in equivalence.errors(cut, whole).values():
+    for _, error in one_step.errors(cut, whole).values():
         assert error < 1e-12
     for name, gradient in whole.gradients.items():
         short, long = (row.gradients[name] for row in rows)
@@ -178,11 +178,11 @@ def test_frozen_parameters_neither_move_nor_have_optimizer_state(optimizer):
         train={"frozen": frozen},
     )
     state = init_state(program)
-    before = equivalence.flat(host(state.groups[MODEL].parameters))
+    before = one_step.flat(host(state.groups[MODEL].parameters))
     names = [path_of(p) for p, _ in jax.tree.leaves_with_path(state.groups[MODEL].optimizer)]
     assert not [name for name in names if "attention/" in name or "embedding" in name]
     state, _ = build_train_step(program)(state, programs.batch("packed"))
-    after = equivalence.flat(state.groups[MODEL].parameters)
+    after = one_step.flat(state.groups[MODEL].parameters)
     still = {name for name in before if np.array_equal(before[name], after[name])}
     assert still == {name for name in before if "attention/" in name or "embedding" in name}
     assert before.keys() == after.keys()
@@ -212,9 +212,9 @@ def test_clipping_scales_the_update_to_the_norm_and_reports_the_norm_before():
     for clip in (None, 0.5):
         program = programs.program(TINY, train={"clip_norm": clip})
         state = init_state(program)
-        before = equivalence.flat(host(state.groups[MODEL].parameters))
+        before = one_step.flat(host(state.groups[MODEL].parameters))
         state, metrics = build_train_step(program)(state, programs.batch("packed"))
-        after = equivalence.flat(state.groups[MODEL].parameters)
+        after = one_step.flat(state.groups[MODEL].parameters)
         squares = sum(((after[k] - before[k]).astype(np.float64) ** 2).sum() for k in before)
         moved.append((np.sqrt(squares) / 0.1, float(metrics["grad_norm"])))
     (free, norm), (clipped, again) = moved

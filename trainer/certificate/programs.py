@@ -23,7 +23,7 @@ from trainer.run_config import LanguageModel, RunConfig, TrainConfig
 from trainer.task import Task
 
 ROWS, LENGTH, VOCAB = 32, 16, 64
-RULE_SETS = ("ddp", "fsdp", "hsdp", "tp", "fsdp_tp", "zero1", "pp")
+RULE_SETS = ("ddp", "fsdp", "hsdp", "tp", "fsdp_tp", "zero1", "pp", "cp")
 
 
 @functools.cache

@@ -16,9 +16,10 @@ import numpy as np
 import optax
 
 from models.decoder_config import DecoderConfig
-from partitioning.mesh_config import MeshConfig, RulesConfig
+from partitioning.mesh_config import ContextLayout, MeshConfig, RulesConfig
 from partitioning.schedules import PipelineConfig
-from tests.trainer import programs
+from partitioning.sequence_layout import dealt_columns
+from trainer.certificate import programs
 from trainer.paths import path_of
 from trainer.program import Program
 from trainer.state import MODEL, abstract_state, init_state, off_devices, on_devices
@@ -36,6 +37,7 @@ class Case:
       rules: rule set in configs/partitioning.
       mesh: sizes.
       sequence_parallel: switches ``RulesConfig.sequence_parallel``.
+      layout: ``RulesConfig.context_layout``.
       batch: "packed" or "padded".
       microbatches: gradient accumulation, or what fills the pipeline.
       pipeline: schedule and chunks.
@@ -48,6 +50,7 @@ class Case:
     rules: str = "fsdp"
     mesh: MeshConfig
     sequence_parallel: bool = True
+    layout: ContextLayout = "zigzag"
     batch: str = "packed"
     microbatches: int = 1
     pipeline: PipelineConfig = PipelineConfig()  # noqa: RUF009 - frozen
@@ -71,6 +74,7 @@ class Case:
             sequence_parallel=True,
             # What a mixture of experts reports and balances is no sum over microbatches.
             microbatches=self.microbatches if "experts" in dict(self.model) else 1,
+            layout="zigzag",
             pipeline=PipelineConfig(),
             execution=fixed,
         )
@@ -92,9 +96,7 @@ def outcome(
     program = keep_gradients(program or program_of(case))
     batch = programs.batch(case.batch) if batch is None else batch
     state = jax.tree.map(
-        lambda leaf: jax.make_array_from_callback(
-            leaf.shape, leaf.sharding, lambda _, leaf=leaf: np.zeros(leaf.shape, leaf.dtype)[_]
-        ),
+        lambda leaf: jax.device_put(np.zeros(leaf.shape, leaf.dtype), leaf.sharding),
         abstract_state(program),
     )
     group = state.groups[MODEL]
@@ -106,6 +108,11 @@ def outcome(
     parameters = on_devices(parameters, program)
     group = dataclasses.replace(group, parameters=parameters)
     state = dataclasses.replace(state, groups={MODEL: group})
+    columns = dealt_columns(
+        layout=program.shard.layout, length=programs.LENGTH, shards=program.shard.context
+    )
+    if columns is not None:
+        batch = {name: array[:, columns] for name, array in batch.items()}
     with fast_compilation(case.dtype == "float64"):
         state, metrics = build_train_step(program)(state, batch)
     group = off_devices(state, program).groups[MODEL]
@@ -142,7 +149,9 @@ def fast_compilation(wanted: bool) -> Iterator[None]:
 def program_of(case: Case) -> Program:
     """Returns the program of a row."""
     rules: RulesConfig = dataclasses.replace(
-        programs.rules(case.rules), sequence_parallel=case.sequence_parallel
+        programs.rules(case.rules),
+        sequence_parallel=case.sequence_parallel,
+        context_layout=case.layout,
     )
     return programs.program(
         case.decoder(),

@@ -1,0 +1,119 @@
+"""Causal self-attention of rows whose tokens are split over the `context` axis.
+
+Two ways that give the same numbers. "all_gather" brings all keys and values to every rank, which is
+one exchange, and runs whatever kernel `attend` would choose; the gradients come back by a
+reduce-scatter. "ring" (`partitioning.ring`) lets them go round and never holds them all.
+
+Shape suffixes: B batch, T queries, S keys, H query heads, G key/value heads, K head_dim.
+"""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec
+
+from models.attention_kernels import Implementation, Tokens, attend, attention_mask
+from models.decoder_config import ContextAttention
+from partitioning.activations import Activations
+from partitioning.attention_pair import Places, ScoreRules
+from partitioning.manual import per_rank
+from partitioning.ring import AXIS, RingConfig, ring_attention
+
+HEADS = ("act_batch", "act_length", "act_heads", None)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scoring:
+    """How scores are computed and masked.
+
+    Attributes:
+      window: tokens that a query sees, itself included; None sees all before.
+      cap: soft cap on the scores.
+      implementation: kernel of "all_gather".
+    """
+
+    window: int | None
+    cap: float | None
+    implementation: Implementation = "auto"
+
+
+def attend_over_context(
+    q_BTHK: jax.Array,
+    k_BTGK: jax.Array,
+    v_BTGK: jax.Array,
+    tokens: Tokens,
+    *,
+    way: ContextAttention,
+    scoring: Scoring,
+    shard: Activations,
+) -> jax.Array:
+    """Returns [B, T, H, K], split like the queries.
+
+    Args:
+      q_BTHK: queries, rotated.
+      k_BTGK: keys, rotated; H is a multiple of G.
+      v_BTGK: values.
+      tokens: where the tokens stand, in the order in which they are split.
+      way: "all_gather" or "ring".
+      scoring: window, soft cap, kernel.
+      shard: mesh and rules.
+    """
+    assert shard.mesh is not None
+    spec = shard.spec(HEADS, shape=q_BTHK.shape)
+    k_BTGK, v_BTGK = (_split_heads(x, heads=q_BTHK.shape[2], shard=shard) for x in (k_BTGK, v_BTGK))
+    if way == "ring":
+        y_BTHK = ring_attention(
+            q_BTHK,
+            k_BTGK,
+            v_BTGK,
+            Places(positions=tokens.positions, segments=tokens.segments),
+            config=RingConfig(
+                mesh=shard.mesh,
+                spec=spec,
+                rules=ScoreRules(window=scoring.window, cap=scoring.cap),
+            ),
+        )
+        return shard(y_BTHK, *HEADS)
+    run = per_rank(
+        functools.partial(_attend_gathered, scoring=scoring),
+        mesh=shard.mesh,
+        in_specs=(spec, spec, spec, PartitionSpec(*spec[:2])),
+        out_specs=spec,
+    )
+    return checkpoint_name(shard(run(q_BTHK, k_BTGK, v_BTGK, tokens), *HEADS), "attention")
+
+
+def _attend_gathered(
+    q_BTHK: jax.Array,
+    k_BTGK: jax.Array,
+    v_BTGK: jax.Array,
+    at: Tokens,
+    *,
+    scoring: Scoring,
+) -> jax.Array:
+    k_BSGK, v_BSGK, keys_at = jax.tree.map(
+        lambda x: jax.lax.all_gather(x, AXIS, axis=1, tiled=True), (k_BTGK, v_BTGK, at)
+    )
+    mask_BTS = attention_mask(at, keys_at, window=scoring.window)
+    return attend(
+        q_BTHK, k_BSGK, v_BSGK, mask_BTS, cap=scoring.cap, implementation=scoring.implementation
+    )
+
+
+def _split_heads(x_BTGK: jax.Array, *, heads: int, shard: Activations) -> jax.Array:
+    """Lays out keys or values so that every rank of `tensor` has those of its own query heads.
+
+    Where fewer key/value heads than ranks are there, a head is repeated for the ranks that share
+    it: each then holds and sends on one head instead of all, and no rank needs another's part of a
+    gradient in the middle of the attention.
+    """
+    assert shard.mesh is not None
+    ways = math.prod(shard.mesh.shape[axis] for axis in shard.axes("act_heads", size=heads))
+    G = x_BTGK.shape[2]
+    if repeats := math.lcm(G, ways) // G - 1:
+        x_BTGK = jnp.repeat(x_BTGK, repeats + 1, axis=2)
+    return shard(x_BTGK, *HEADS)

@@ -1,0 +1,284 @@
+"""Attention over rows that are split equals attention over whole rows, output and gradients."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from models.attention_kernels import Tokens
+from models.context_attention import Scoring, attend_over_context
+from partitioning import attention_pair
+from partitioning.activations import Activations
+from partitioning.attention_pair import Places
+from partitioning.collectives import count_collectives
+from partitioning.mesh import build_mesh
+from partitioning.mesh_config import MeshConfig, RulesConfig
+from partitioning.ring import edges_of_halves, visible_halves
+from partitioning.rules import activation_rules
+from partitioning.sequence_layout import dealt_columns
+from tests.partitioning.branches import collectives_in_branches, count_conditionals
+from trainer.certificate.one_step import fast_compilation
+
+B, T, H, K = 2, 32, 4, 4
+MESH = MeshConfig(context=4, tensor=2)
+DATA = MeshConfig(data=2, context=4)
+WAYS, LAYOUTS = ("ring", "all_gather"), ("contiguous", "zigzag")
+PLAIN = Scoring(window=None, cap=None)
+WINDOWED = Scoring(window=7, cap=3.0)
+
+
+@pytest.fixture(autouse=True)
+def _double():
+    with jax.enable_x64(True), fast_compilation(True):
+        yield
+
+
+def documents(kind):
+    """Returns positions and segments [B, T]: one document, or several and padding."""
+    sizes = {"one": [[T], [T]], "packed": [[9, 15, 8], [5, 12, 8]]}[kind]
+    segments, positions = np.zeros((2, B, T), np.int32)
+    for row, lengths in enumerate(sizes):
+        start = 0
+        for number, size in enumerate(lengths, start=1):
+            segments[row, start : start + size] = number
+            positions[row, start : start + size] = np.arange(size)
+            start += size
+    return positions, segments
+
+
+def inputs(kv_heads, *, dtype=np.float64):
+    random = np.random.default_rng(0)
+    shapes = [(B, T, heads, K) for heads in (H, kv_heads, kv_heads, H)]
+    return [random.standard_normal(shape).astype(dtype) for shape in shapes]
+
+
+def full(q, k, v, positions, segments, scoring):
+    """Attention with every head's keys written out; the plainest form there is."""
+    k, v = (jnp.repeat(x, H // x.shape[2], axis=2) for x in (k, v))
+    scores = jnp.einsum("bthk,bshk->bhts", q, k) / jnp.sqrt(K)
+    if scoring.cap is not None:
+        scores = scoring.cap * jnp.tanh(scores / scoring.cap)
+    behind = positions[:, :, None] - positions[:, None, :]
+    mask = (segments[:, :, None] == segments[:, None, :]) & (segments[:, None] != 0)
+    mask &= (behind >= 0) & (behind < (scoring.window or T))
+    weights = jnp.where(mask[:, None], jnp.exp(scores), 0)
+    total = weights.sum(-1, keepdims=True)
+    return jnp.einsum("bhts,bshk->bthk", weights / jnp.where(total > 0, total, 1), v)
+
+
+def with_gradients(attention):
+    def scalar(q, k, v, w, *rest):
+        y = attention(q, k, v, *rest)
+        return (y * w).sum(), y
+
+    return jax.value_and_grad(scalar, argnums=(0, 1, 2), has_aux=True)
+
+
+def shard_of(mesh):
+    size = mesh.data * mesh.context * mesh.tensor
+    return Activations(
+        mesh=build_mesh(mesh, devices=jax.devices()[:size]),
+        rules=activation_rules(RulesConfig()),
+    )
+
+
+def lowered(way, kv_heads, scoring, *, mesh=MESH, dtype=np.float64):
+    shard = shard_of(mesh)
+
+    def attention(q, k, v, positions, segments):
+        at = Tokens(positions=positions, segments=segments)
+        return attend_over_context(q, k, v, at, way=way, scoring=scoring, shard=shard)
+
+    kv = "tensor" if kv_heads % mesh.tensor == 0 else None
+    arrays = [
+        *(
+            jax.ShapeDtypeStruct(
+                (B, T, heads, K),
+                dtype,
+                sharding=NamedSharding(shard.mesh, P(None, "context", axis)),
+            )
+            for heads, axis in ((H, "tensor"), (kv_heads, kv), (kv_heads, kv), (H, "tensor"))
+        ),
+        *(
+            jax.ShapeDtypeStruct(
+                (B, T), np.int32, sharding=NamedSharding(shard.mesh, P(None, "context"))
+            )
+            for _ in range(2)
+        ),
+    ]
+    return jax.jit(with_gradients(attention)).lower(*arrays), arrays
+
+
+@functools.cache
+def compiled(way, kv_heads, scoring, **rest):
+    program, arrays = lowered(way, kv_heads, scoring, **rest)
+    return program.compile(), [x.sharding for x in arrays]
+
+
+def order_of(layout, shards=MESH.context):
+    columns = dealt_columns(layout=layout, length=T, shards=shards)
+    return np.arange(T) if columns is None else columns
+
+
+def found(program, arrays, places, layout):
+    """Returns output and gradients of split rows, put back into the order of the row."""
+    run, shardings = program
+    columns = order_of(layout)
+    given = [x[:, columns] for x in (*arrays, *places)]
+    (_, y), gradients = run(*jax.device_put(given, shardings))
+    back = np.argsort(columns)
+    return [np.asarray(x)[:, back] for x in (y, *gradients)]
+
+
+def expected(arrays, places, scoring):
+    (_, y), gradients = jax.jit(with_gradients(functools.partial(full, scoring=scoring)))(
+        *arrays, *places
+    )
+    return [np.asarray(x) for x in (y, *gradients)]
+
+
+def worst(one, other):
+    return max(np.abs(a - b).max() / np.abs(b).max() for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", ["one", "packed"])
+@pytest.mark.parametrize("scoring", [PLAIN, WINDOWED], ids=["causal", "windowed and capped"])
+@pytest.mark.parametrize("kv_heads", [4, 2], ids=["MHA", "GQA"])
+@pytest.mark.parametrize("way", WAYS)
+def test_split_rows_equal_whole_rows_in_output_and_every_gradient(
+    way, kv_heads, scoring, kind, layout
+):
+    arrays, places = inputs(kv_heads), documents(kind)
+    program = compiled(way, kv_heads, scoring)
+    assert worst(found(program, arrays, places, layout), expected(arrays, places, scoring)) < 1e-13
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_key_value_heads_fewer_than_tensor_ranks_are_shared(way):
+    arrays, places = inputs(2), documents("packed")
+    program = compiled(way, 2, PLAIN, mesh=MeshConfig(context=2, tensor=4))
+    run, shardings = program
+    (_, y), gradients = run(*jax.device_put([*arrays, *places], shardings))
+    assert worst([y, *gradients], expected(arrays, places, PLAIN)) < 1e-13
+
+
+def test_control_a_mask_shifted_by_one_is_seen(monkeypatch):
+    scores = attention_pair._scores
+
+    def shifted(q, queries, k, keys, *, rules):
+        later = Places(positions=keys.positions + 1, segments=keys.segments)
+        return scores(q, queries, k, later, rules=rules)
+
+    monkeypatch.setattr(attention_pair, "_scores", shifted)
+    arrays, places = inputs(2), documents("packed")
+    program = compiled.__wrapped__("ring", 2, PLAIN)
+    assert worst(found(program, arrays, places, "zigzag"), expected(arrays, places, PLAIN)) > 0.01
+
+
+def test_control_a_pair_too_few_is_seen(monkeypatch):
+    def sparse(edges, *, window):
+        return visible_halves(edges, window=window).at[-1, 0].set(False)
+
+    monkeypatch.setattr("partitioning.ring.visible_halves", sparse)
+    arrays, places = inputs(2), documents("one")
+    program = compiled.__wrapped__("ring", 2, PLAIN)
+    errors = found(program, arrays, places, "contiguous")
+    assert worst(errors, expected(arrays, places, PLAIN)) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("layout", "halves"), [("contiguous", [3, 7, 11, 15]), ("zigzag", [9, 9, 9, 9])]
+)
+def test_the_ring_computes_just_the_half_blocks_that_the_mask_leaves(layout, halves):
+    """A value that is not a number spoils every query whose half block with it is computed."""
+    arrays, places = inputs(4), documents("one")
+    columns, back = order_of(layout), np.argsort(order_of(layout))
+    computed = np.zeros((8, 8), bool)
+    for half in range(8):
+        q, k, v, w = arrays
+        v = v[:, columns].copy()
+        v[:, half * 4 : half * 4 + 4] = np.nan
+        y = found(compiled("ring", 4, PLAIN), [q, k, v[:, back], w], places, layout)[0]
+        computed[:, half] = np.isnan(y[:, columns]).reshape(B, 8, -1).any(axis=(0, 2))
+    assert computed.reshape(4, 16).sum(axis=1).tolist() == halves
+    at = Places(positions=places[0][:, columns], segments=places[1][:, columns])
+    np.testing.assert_array_equal(computed, visible_halves(edges_of_halves(at, halves=8)))
+
+
+def text(way, kv_heads, **rest):
+    return compiled(way, kv_heads, PLAIN, **rest)[0].as_text()
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_keys_go_round_in_the_ring_and_are_gathered_otherwise(kv_heads):
+    ring, gathered = (count_collectives(text(way, kv_heads)) for way in WAYS)
+    # All-reduces are this test's own sum; what the ring gathers are a few numbers of every half.
+    assert ring.pop("all-reduce") == gathered.pop("all-reduce") == 2
+    assert ring.pop("collective-permute") > 0
+    assert ring == {"all-gather": 1}
+    assert gathered == {"all-gather": 4, "reduce-scatter": 2}
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "mesh"),
+    [
+        (4, MESH),
+        (2, MESH),
+        (2, MeshConfig(context=2, tensor=4)),
+        (2, DATA),
+    ],
+    ids=str,
+)
+def test_no_collective_stands_in_a_branch(kv_heads, mesh):
+    program = text("ring", kv_heads, mesh=mesh)
+    assert count_conditionals(program) >= 8
+    assert collectives_in_branches(program) == {}
+
+
+def test_control_a_collective_in_a_branch_is_found():
+    shard = shard_of(MESH)
+
+    def local(x, flag):
+        return jax.lax.cond(flag[0], lambda y: jax.lax.psum(y, "context"), lambda y: y * 4, x)
+
+    run = jax.shard_map(
+        local,
+        mesh=shard.mesh,
+        in_specs=(P("context"), P()),
+        out_specs=P("context"),
+        axis_names={"context"},
+        check_vma=False,
+    )
+    hlo = jax.jit(run).lower(np.ones(8), np.ones(1, bool)).compile().as_text()
+    assert collectives_in_branches(hlo) == {"all-reduce": 1}
+
+
+def test_queries_taken_a_block_at_a_time_give_the_same(monkeypatch):
+    monkeypatch.setattr(attention_pair, "QUERY_BLOCK", 2)
+    arrays, places = inputs(2), documents("packed")
+    program = compiled.__wrapped__("ring", 2, WINDOWED)
+    errors = worst(found(program, arrays, places, "zigzag"), expected(arrays, places, WINDOWED))
+    assert errors < 1e-13
+
+
+def test_sixteen_bit_inputs_are_summed_in_float32():
+    arrays = [jnp.asarray(x, jnp.bfloat16) for x in inputs(2)]
+    places = documents("packed")
+    exact = expected([np.asarray(x, np.float64) for x in arrays], places, PLAIN)
+    program = compiled("ring", 2, PLAIN, dtype=jnp.bfloat16)
+    y, *gradients = found(program, [np.asarray(x) for x in arrays], places, "zigzag")
+    assert y.dtype == jnp.bfloat16
+    assert worst([x.astype(np.float64) for x in (y, *gradients)], exact) < 2e-2
+
+
+def test_a_row_that_does_not_divide_into_halves_is_refused():
+    shard = shard_of(MESH)
+    q, k, v, _ = (x[:, :20] for x in inputs(4))
+    at = Tokens(positions=np.zeros((B, 20)), segments=np.zeros((B, 20)))
+    with pytest.raises(ValueError, match="20 tokens is not a multiple of 8"):
+        attend_over_context(q, k, v, at, way="ring", scoring=PLAIN, shard=shard)
