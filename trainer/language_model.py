@@ -16,7 +16,7 @@ from flax import nnx
 from models.attention import Tokens
 from models.context import Context
 from models.decoder import Decoder
-from models.decoder_config import DecoderConfig, has_experts, is_local
+from models.decoder_config import has_experts, is_local
 from models.layers import wide
 from models.losses import cross_entropy
 from models.stack import RESIDUAL, Auxiliary
@@ -146,12 +146,12 @@ class LanguageModelTask:
 
     def routed_flops(self, *, rows: int, length: int) -> float:
         """See Task: each token is multiplied with the matrices of its chosen experts."""
-        model = self.config.model
-        # Tasks that inherit from this one may have models of other classes.
-        if not isinstance(model, DecoderConfig) or model.experts is None:
+        # Tasks that inherit from this one may have other models.
+        if not isinstance(self.config, LanguageModel) or self.config.model.experts is None:
             return 0.0
+        model, experts = self.config.model, self.config.model.experts
         matrices = 2 if model.activation == "gelu" else 3
-        each = 2.0 * matrices * model.embed_dim * model.experts.mlp_dim * model.experts.chosen
+        each = 2.0 * matrices * model.embed_dim * experts.mlp_dim * experts.chosen
         return each * rows * length * sum(has_experts(kind) for kind in model.blocks)
 
 
