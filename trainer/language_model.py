@@ -138,11 +138,12 @@ class LanguageModelTask:
 
     def routed_flops(self, *, rows: int, length: int) -> float:
         """See Task: each token is multiplied with the matrices of its chosen experts."""
-        model = self.config.model
-        if model.experts is None:
+        # Tasks that inherit from this one may have other models.
+        if not isinstance(self.config, LanguageModel) or self.config.model.experts is None:
             return 0.0
+        model, experts = self.config.model, self.config.model.experts
         matrices = 2 if model.activation == "gelu" else 3
-        each = 2.0 * matrices * model.embed_dim * model.experts.mlp_dim * model.experts.chosen
+        each = 2.0 * matrices * model.embed_dim * experts.mlp_dim * experts.chosen
         return each * rows * length * sum(has_experts(kind) for kind in model.blocks)
 
 

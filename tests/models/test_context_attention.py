@@ -14,7 +14,7 @@ from models.context_attention import Scoring, attend_over_context
 from partitioning import attention_pair
 from partitioning.activations import Activations
 from partitioning.attention_pair import Places
-from partitioning.collectives import count_collectives
+from partitioning.collectives import instruction_counts
 from partitioning.mesh import build_mesh
 from partitioning.mesh_config import MeshConfig, RulesConfig
 from partitioning.ring import edges_of_halves, visible_halves
@@ -216,7 +216,7 @@ def text(way, kv_heads, **rest):
 
 @pytest.mark.parametrize("kv_heads", [4, 2])
 def test_keys_go_round_in_the_ring_and_are_gathered_otherwise(kv_heads):
-    ring, gathered = (count_collectives(text(way, kv_heads)) for way in WAYS)
+    ring, gathered = (instruction_counts(text(way, kv_heads)) for way in WAYS)
     # All-reduces are this test's own sum; what the ring gathers are a few numbers of every half.
     assert ring.pop("all-reduce") == gathered.pop("all-reduce") == 2
     assert ring.pop("collective-permute") > 0

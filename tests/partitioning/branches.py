@@ -2,7 +2,7 @@
 
 import re
 
-from partitioning.collectives import count_collectives
+from partitioning.collectives import instruction_counts
 
 _HEAD = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$", re.MULTILINE)
 _CALLED = re.compile(
@@ -30,7 +30,7 @@ def collectives_in_branches(hlo: str) -> dict[str, int]:
             waiting += _called(bodies[name])
     found: dict[str, int] = {}
     for name in inside:
-        for kind, count in count_collectives(bodies[name]).items():
+        for kind, count in instruction_counts(bodies[name]).items():
             found[kind] = found.get(kind, 0) + count
     return found
 
