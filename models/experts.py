@@ -156,7 +156,7 @@ class Experts(nnx.Module):
         )
         down_spec = PartitionSpec(experts, width, None)
         specs = {"up": up_spec, "gate": up_spec, "down": down_spec, "router": PartitionSpec()}
-        if not (tokens or at.tensor or at.replicas):
+        if not (tokens or at.tensor):
             return self._here(x_BTD, real_BT, weights, at=at)
         run = jax.shard_map(
             functools.partial(self._here, at=at),
@@ -193,7 +193,8 @@ class Experts(nnx.Module):
             real_N=real_N,
             kept_E=kept_E,
             config=self.config,
-            over=(*at.tokens, *at.replicas),
+            over=at.tokens,
+            replicas=at.replicas,
         )
         return y_BTD, sums
 
