@@ -15,7 +15,8 @@ from partitioning import pipeline
 from partitioning.collectives import MeshShape, collectives
 from partitioning.mesh import build_mesh
 from partitioning.mesh_config import MeshConfig
-from partitioning.pipeline import Chain, Inputs, Placement
+from partitioning.pipeline import Placement
+from partitioning.pipeline_stage import Chain, Inputs
 from partitioning.schedules import IDLE, build_schedule, layer_order
 
 WIDTH, ROWS, EACH = 4, 6, 2
