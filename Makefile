@@ -6,13 +6,14 @@ GIN_FILE ?= configs/runs/quickstart.gin
 ARGS ?=
 TESTS ?= tests
 
-.PHONY: help train test check format lock
+.PHONY: help train test check aot format lock
 
 help:
 	@echo "make train [RUN_DIR=runs/quickstart] [GIN_FILE=...] [ARGS='--gin.TrainConfig.steps=800']"
 	@echo "           set up .venv and train; repeat it to resume"
 	@echo "make test  [TESTS=tests/models]   set up .venv and run tests"
 	@echo "make check                        lint, format check, types"
+	@echo "make aot                          compilers for chips that are not there (H100)"
 	@echo "make format                       rewrite to the format"
 	@echo "make lock                         rewrite the locked requirements"
 
@@ -22,11 +23,16 @@ train:
 
 test:
 	@.ci/setup requirements-dev.lock
+	@.ci/setup requirements-aot.lock aot
 	@$(PYTHON) -m pytest -n 2 $(TESTS)
 
 check:
 	@.ci/setup requirements-dev.lock
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy
+
+aot:
+	@.ci/setup requirements.lock
+	@.ci/setup requirements-aot.lock aot
 
 format:
 	@.venv/bin/ruff check --fix . ; .venv/bin/ruff format .
@@ -36,3 +42,5 @@ lock:
 	  --no-header -q --upgrade -o requirements.lock
 	.venv/bin/uv pip compile pyproject.toml --extra dev -c requirements.lock --generate-hashes \
 	  --universal --python-version 3.12 --no-header -q --upgrade -o requirements-dev.lock
+	.venv/bin/uv pip compile --group aot --generate-hashes --universal --python-version 3.12 \
+	  --no-header -q --upgrade -o requirements-aot.lock

@@ -13,7 +13,7 @@ from models.attention import Decoding, KeyValueCache, Tokens
 from models.context import Context
 from models.decoder_config import DecoderConfig
 from models.layers import Dense, RMSNorm, look_up, matmul, normal_parameter, soft_cap, wide
-from models.stack import INSIDE, RESIDUAL, Auxiliary, Caches, Stack, add_reports
+from models.stack import RESIDUAL, Auxiliary, Caches, Stack, add_reports, gathered
 
 ORDER = ("prefix", "pattern", "suffix")
 
@@ -102,7 +102,7 @@ class Decoder(nnx.Module):
 
     def norm(self, x_BTD: jax.Array, ctx: Context) -> jax.Array:
         """[B, T, D] after the last block -> final hidden states [B, T, D]."""
-        return ctx.shard(self.final_norm(x_BTD), *INSIDE)
+        return gathered(self.final_norm(x_BTD), ctx)
 
     def logits(self, hidden_BTD: jax.Array, ctx: Context) -> jax.Array:
         """[B, T, D] -> [B, T, V], float32 at least."""

@@ -31,7 +31,7 @@ from models.decoder_config import DecoderConfig
 from models.dispatch import Layout, gather_rows
 from models.experts_config import ExpertsConfig
 from models.grouped_matmul import Implementation, choose, grouped_matmul, layout_for
-from models.layers import Dense, FeedForward, normal_parameter
+from models.layers import Dense, FeedForward, normal_parameter, wide
 from models.router import auxiliary, route
 from partitioning.mesh import current_mesh
 from partitioning.rules import mesh_axes
@@ -49,6 +49,7 @@ class Placement:
       expert: mesh axis that splits the experts, or None.
       devices: its size.
       tensor: mesh axes that split each expert's width.
+      scatter: these also split the length of the output (sequence parallelism).
       implementation: of the grouped matmul.
     """
 
@@ -56,6 +57,7 @@ class Placement:
     expert: str | None = None
     devices: int = 1
     tensor: tuple[str, ...] = ()
+    scatter: bool = False
     implementation: Implementation = "blocked"
 
 
@@ -105,7 +107,8 @@ class Experts(nnx.Module):
         weights = {k: v[...].astype(x_BTD.dtype) for k, v in named.items() if v is not None}
         weights["router"] = self.router[...]
         if ctx.shard.mesh is None or ctx.shard.mesh.size == 1:
-            y_BTD, sums = self._here(x_BTD, real_BT, weights, at=self._placement(ctx))
+            at = Placement(implementation=self._implementation(ctx))
+            y_BTD, sums = self._here(x_BTD, real_BT, weights, at=at)
         else:
             y_BTD, sums = self._spread(x_BTD, real_BT, weights, ctx=ctx)
         if self.shared is not None:
@@ -115,13 +118,11 @@ class Experts(nnx.Module):
             y_BTD = y_BTD + h_BTD
         return y_BTD, sums
 
-    def _placement(self, ctx: Context, **axes: object) -> Placement:
+    def _implementation(self, ctx: Context) -> Implementation:
         mesh = ctx.shard.mesh
         platform = mesh.devices.flat[0].platform if mesh else jax.default_backend()
-        implementation = choose(
-            self.config.matmul, platform=platform, capacity=self.config.capacity is not None
-        )
-        return Placement(implementation=implementation, **axes)  # type: ignore[arg-type]
+        has_capacity = self.config.capacity is not None
+        return choose(self.config.matmul, platform=platform, capacity=has_capacity)
 
     def _spread(
         self, x_BTD: jax.Array, real_BT: jax.Array, weights: Weights, *, ctx: Context
@@ -133,18 +134,23 @@ class Experts(nnx.Module):
         up_spec = ctx.shard.spec(("act_experts", None, "act_mlp"), shape=weights["up"].shape)
         experts, _, width = up_spec
         tokens = (*mesh_axes(x_spec[0]), *mesh_axes(x_spec[1]))
-        at = self._placement(
-            ctx,
+        if experts and experts not in tokens:
+            raise ValueError(
+                f"The rules split experts over {experts!r} but tokens over {tokens}; experts take "
+                "one mesh axis, which the rule for 'act_batch' must name too."
+            )
+        # The layer's output lives where the residual stream does, if only tensor lies between.
+        y_spec = ctx.shard.spec(("act_batch", "act_length_residual", None), shape=x_BTD.shape)
+        tensor = mesh_axes(width)
+        scatter = bool(tensor) and mesh_axes(y_spec[1]) == (*mesh_axes(x_spec[1]), *tensor)
+        at = Placement(
             tokens=tokens,
             expert=experts,
             devices=mesh.shape[experts] if experts else 1,
-            tensor=mesh_axes(width),
+            tensor=tensor,
+            scatter=scatter,
+            implementation=self._implementation(ctx),
         )
-        if experts and experts not in tokens:
-            raise ValueError(
-                f"The rules split experts over {experts!r} but tokens over {tokens}; add "
-                f"{experts!r} to the rule for 'act_batch'."
-            )
         down_spec = PartitionSpec(experts, width, None)
         specs = {"up": up_spec, "gate": up_spec, "down": down_spec, "router": PartitionSpec()}
         if not (tokens or at.tensor):
@@ -153,7 +159,7 @@ class Experts(nnx.Module):
             functools.partial(self._here, at=at),
             mesh=current_mesh(mesh),
             in_specs=(x_spec, PartitionSpec(*x_spec[:2]), {k: specs[k] for k in weights}),
-            out_specs=(x_spec, PartitionSpec()),
+            out_specs=(y_spec if scatter else x_spec, PartitionSpec()),
             axis_names={*tokens, *at.tensor},
         )
         return run(x_BTD, real_BT, weights)
@@ -168,21 +174,19 @@ class Experts(nnx.Module):
         # Choice by choice: where room is short, every first choice comes before any second one.
         wanted_A = jnp.where(real_N[:, None], routing.experts_NK, self.config.count).T.reshape(-1)
         given_A = self._admit(wanted_A, tokens=x_ND.shape[0], at=at)
-        weights = {k: self._everywhere(v, k, at) for k, v in weights.items() if k != "router"}
+        # Marked as used by all devices: the transpose sums their gradients over these.
+        others = tuple(axis for axis in at.tokens if axis != at.expert)
+        weights = {
+            k: jax.lax.pcast(v, others, to="varying") for k, v in weights.items() if k != "router"
+        }
         x_ND = jax.lax.pcast(x_ND, at.tensor, to="varying")
         compute = self._local if at.expert is None else self._exchanged
         y_AD, kept_E = compute(x_ND, given_A, weights, at=at)
         y_KND = y_AD.reshape(*weights_KN1.shape[:2], -1)
-        y_ND = (y_KND * weights_KN1.astype(y_AD.dtype)).sum(axis=0)
-        # Each device along tensor has a part of every expert's width: the sum comes last, where
-        # there is one row per token, not one per assignment.
-        y_ND = jax.lax.psum(y_ND, at.tensor) if at.tensor else y_ND
+        y_ND = (wide(y_KND) * weights_KN1).sum(axis=0).astype(y_AD.dtype)
+        y_BTD = _add_parts(y_ND.reshape(x_BTD.shape), at=at)
         sums = auxiliary(routing, real_N=real_N, kept_E=kept_E, config=self.config, over=at.tokens)
-        return y_ND.reshape(x_BTD.shape), sums
-
-    def _everywhere(self, w: jax.Array, name: str, at: Placement) -> jax.Array:
-        """Marks weights as used by all devices: the transpose sums their gradients over these."""
-        return jax.lax.pcast(w, tuple(a for a in at.tokens if a != at.expert), to="varying")
+        return y_BTD, sums
 
     def _admit(self, groups_A: jax.Array, *, tokens: int, at: Placement) -> jax.Array:
         """Drops what exceeds the capacity of an expert or of the exchange."""
@@ -320,6 +324,16 @@ def check_platform(config: ExpertsConfig, *, platform: str) -> None:
             "ExpertsConfig.exchange='ragged_all_to_all' needs a GPU or TPU; this is a CPU. Take "
             "'all_to_all'."
         )
+
+
+def _add_parts(y_BTD: jax.Array, *, at: Placement) -> jax.Array:
+    """Adds what each device along tensor has: a part of every expert's width.
+
+    Done last, where there is one row per token, not one per assignment.
+    """
+    if at.scatter:
+        return jax.lax.psum_scatter(y_BTD, at.tensor, scatter_dimension=1, tiled=True)
+    return jax.lax.psum(y_BTD, at.tensor) if at.tensor else y_BTD
 
 
 def _swap(x: jax.Array, *, at: Placement) -> jax.Array:

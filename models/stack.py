@@ -57,10 +57,10 @@ class DecoderBlock(nnx.Module):
         decoding: Decoding | None = None,
     ) -> tuple[jax.Array, KeyValueCache | None, Auxiliary]:
         """[B, T, D] -> [B, T, D], the extended cache, and what the block reports."""
-        h = ctx.shard(self.attention_norm(x_BTD), *INSIDE)
+        h = gathered(self.attention_norm(x_BTD), ctx)
         h, cache = self.attention(h, tokens, ctx=ctx, decoding=decoding)
         x_BTD = self._add(x_BTD, h, norm=self.attention_post_norm, site=0, ctx=ctx)
-        h = ctx.shard(self.mlp_norm(x_BTD), *INSIDE)
+        h = gathered(self.mlp_norm(x_BTD), ctx)
         report: Auxiliary = {}
         if isinstance(self.mlp, Experts):
             h, report = self.mlp(h, real_BT=tokens.segments != 0, ctx=ctx)
@@ -189,6 +189,15 @@ def add_reports(*reports: Auxiliary) -> Auxiliary:
         name: functools.reduce(operator.add, [part[name] for part in reports if name in part])
         for name in names
     }
+
+
+def gathered(h: jax.Array, ctx: Context) -> jax.Array:
+    """Returns a norm's output [B, T, D] as products take it: the whole sequence on each device.
+
+    Its layout before the gather is named too. Otherwise the partitioner moves the gather to the
+    other side of the norm's last conversion, and sends float32 where the result is bfloat16.
+    """
+    return ctx.shard(ctx.shard(h, *RESIDUAL), *INSIDE)
 
 
 def rematerialized(

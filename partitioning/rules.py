@@ -3,16 +3,20 @@
 A rule table is ordered. Rules that come first choose first; within a rule the first candidate
 wins whose mesh axes are still free in this tensor and divide the dimension. Nothing is dropped in
 silence: an unknown name, an absent mesh axis or a dimension that no candidate fits is an error.
+
+Imports jax only where a PartitionSpec is made, so that what plans traffic resolves rules too.
 """
 
 import dataclasses
 import difflib
 import math
 from collections.abc import Mapping, Sequence
-
-from jax.sharding import PartitionSpec
+from typing import TYPE_CHECKING
 
 from partitioning.mesh_config import AXES, Candidate, Rule, RulesConfig
+
+if TYPE_CHECKING:
+    from jax.sharding import PartitionSpec
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,7 +28,7 @@ class Resolution:
       notes: why a dimension did not take its rule's first candidate.
     """
 
-    spec: PartitionSpec
+    spec: "PartitionSpec"
     notes: tuple[str, ...]
 
 
@@ -70,7 +74,22 @@ def resolve(
     sizes: Mapping[str, int],
     name: str = "tensor",
 ) -> Resolution:
-    """Lays out one tensor.
+    """Lays out one tensor; see ``assign``."""
+    from jax.sharding import PartitionSpec
+
+    entries, notes = assign(axes, shape=shape, rules=rules, sizes=sizes, name=name)
+    return Resolution(spec=PartitionSpec(*map(_entry, entries)), notes=notes)
+
+
+def assign(
+    axes: Sequence[str | None],
+    *,
+    shape: Sequence[int],
+    rules: Sequence[Rule],
+    sizes: Mapping[str, int],
+    name: str = "tensor",
+) -> tuple[tuple[tuple[str, ...], ...], tuple[str, ...]]:
+    """Says which mesh axes split each dimension of one tensor.
 
     Args:
       axes: logical name of each dimension; None leaves it replicated.
@@ -78,6 +97,10 @@ def resolve(
       rules: a table of RulesConfig.
       sizes: devices on each mesh axis.
       name: what to call the tensor in errors.
+
+    Returns:
+      mesh axes of each dimension, those of size 1 left out, and why a dimension did not take its
+      rule's first candidate.
 
     Raises:
       ValueError: a logical axis has no rule, or no candidate of its rule fits.
@@ -99,8 +122,7 @@ def resolve(
             chosen[dimension] = parts
             taken.update(parts)
             notes += [note] if note else []
-    entries = [_entry(chosen.get(i, ())) for i in range(len(shape))]
-    return Resolution(spec=PartitionSpec(*entries), notes=tuple(notes))
+    return tuple(chosen.get(i, ()) for i in range(len(shape))), tuple(notes)
 
 
 def _choose(

@@ -52,6 +52,14 @@ def test_no_lock_holds_tensorflow_or_torch(lock: str) -> None:
     assert not names & {"tensorflow", "tensorflow-cpu", "tf-keras", "torch", "torchvision"}
 
 
+def test_the_compilers_lock_holds_the_version_of_jax_and_nothing_of_cuda() -> None:
+    found = {m[1]: m[3] for e in entries("requirements-aot.lock") if (m := REQUIREMENT.match(e))}
+    locked = {m[1]: m[3] for e in entries(LOCKS[0]) if (m := REQUIREMENT.match(e))}
+    assert found == {"jax-cuda12-pjrt": locked["jaxlib"]}
+    assert all("--hash=sha256:" in entry for entry in entries("requirements-aot.lock"))
+    assert "://" not in (REPOSITORY / "requirements-aot.lock").read_text()
+
+
 def test_both_locks_hold_the_same_versions() -> None:
     core, dev = ({m[1]: m[3] for e in entries(k) if (m := REQUIREMENT.match(e))} for k in LOCKS)
     assert {name: dev.get(name) for name in core} == core

@@ -54,6 +54,17 @@ def pipelined_sums(program: Program, group: Group, parts: tuple[Batch, jax.Array
     return pipeline.forward_sums(chain, _schedule(program, "circular"), inputs, **_where(program))
 
 
+def describe_pipeline(program: Program) -> str:
+    """Returns schedule, sizes and bubble in one line; empty without stages."""
+    if program.mesh.shape[STAGE] == 1:
+        return ""
+    schedule = _schedule(program)
+    return (
+        f"pipeline {program.pipeline.schedule}: {schedule.stages} stages x {schedule.chunks} "
+        f"chunks, {schedule.microbatches} microbatches, bubble {schedule.bubble():.1%}"
+    )
+
+
 def _where(program: Program) -> dict[str, Any]:
     return {"mesh": program.mesh, "idle": program.pipeline.idle}
 

@@ -26,6 +26,7 @@ from trainer.config import LoadedConfig
 from trainer.distributed import Participant
 from trainer.endings import UserError, user_error
 from trainer.optimizers import build_schedule
+from trainer.pipeline import describe_pipeline
 from trainer.run_directory import RunDirectory, check_readable, open_run
 from trainer.state import (
     MODEL,
@@ -218,6 +219,8 @@ def describe_run(run: Run) -> None:
         f"{count:,} parameters; mesh {describe(mesh)}; attempt {run.directory.attempt} "
         f"from step {run.start_step}"
     )
+    if line := describe_pipeline(run.program):
+        run.say(line)
     if message := moved_schedule(run):
         logging.warning("%s", message)
     share = table.replicated_share(rows)

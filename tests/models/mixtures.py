@@ -4,6 +4,7 @@ Shape suffixes: B rows, T length, N tokens, D embed, E experts, F mlp, K choices
 """
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -19,8 +20,9 @@ from models.experts_config import ExpertsConfig
 from partitioning.activations import Activations
 from partitioning.mesh import build_mesh
 from partitioning.mesh_config import MeshConfig, RulesConfig
+from trainer.certificate.one_step import fast_compilation
 
-B, T, D = 8, 6, 16
+B, T, D = 8, 8, 16
 
 
 def decoder(*, activation: str = "swiglu", **experts: Any) -> DecoderConfig:
@@ -46,7 +48,8 @@ def context(**mesh: int) -> Context:
 
 def layer(config: DecoderConfig, *, seed: int = 0) -> tuple[nnx.GraphDef, dict[str, Any]]:
     """Returns structure and parameters of a layer."""
-    graph, state = nnx.split(Experts(config, rngs=nnx.Rngs(params=jax.random.key(seed))))
+    create = jax.jit(lambda: Experts(config, rngs=nnx.Rngs(params=jax.random.key(seed))))
+    graph, state = nnx.split(create())
     return graph, nnx.to_pure_dict(state)
 
 
@@ -83,7 +86,8 @@ def ours(
         return (y * cotangent).sum() + 3 * sums["auxiliary_loss"], (y, sums)
 
     run = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
-    (_, (y, sums)), gradients = run(fresh if parameters is None else parameters, x)
+    with fast_compilation(True):
+        (_, (y, sums)), gradients = run(fresh if parameters is None else parameters, x)
     return Result(y, sums, gradients)
 
 
@@ -95,7 +99,25 @@ def dense(
     kept_NK: np.ndarray | None = None,
 ) -> Result:
     """Computes every expert on every token; ``kept_NK`` leaves assignments out."""
-    x, real, cotangent = given or inputs()
+    if parameters is None and given is None and kept_NK is None:
+        experts = dataclasses.replace(config.experts, matmul="auto", exchange="all_to_all")
+        return _dense_of_all(dataclasses.replace(config, experts=experts))
+    return _dense(config, parameters=parameters, given=given or inputs(), kept_NK=kept_NK)
+
+
+@functools.cache
+def _dense_of_all(config: DecoderConfig) -> Result:
+    return _dense(config, parameters=layer(config)[1], given=inputs(), kept_NK=None)
+
+
+def _dense(
+    config: DecoderConfig,
+    *,
+    parameters: Any,
+    given: tuple[jax.Array, ...],
+    kept_NK: np.ndarray | None,
+) -> Result:
+    x, real, cotangent = given
     experts = config.experts
     real_N = real.reshape(-1).astype(x.dtype)
 
@@ -136,8 +158,9 @@ def dense(
         y = y.reshape(x.shape)
         return (y * cotangent).sum() + 3 * sums["auxiliary_loss"], (y, sums)
 
-    run = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
-    (_, (y, sums)), gradients = run(layer(config)[1] if parameters is None else parameters, x)
+    run = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
+    with fast_compilation(True):
+        (_, (y, sums)), gradients = run(parameters, x)
     return Result(y, sums, gradients)
 
 

@@ -92,8 +92,9 @@ def led():
     return x.at[..., 0].set(1.0), real, cotangent
 
 
-@pytest.mark.parametrize("mesh", [{}, {"expert": 4}], ids=str)
-@pytest.mark.parametrize("matmul", ["padded", "blocked"])
+@pytest.mark.parametrize(
+    ("matmul", "mesh"), [("padded", {}), ("blocked", {}), ("blocked", {"expert": 4})], ids=str
+)
 @pytest.mark.parametrize("how", ["one expert", "half empty", "skewed"])
 def test_nothing_is_dropped_however_unequal_the_experts_are(how, matmul, mesh):
     chosen = {"chosen": 1, "renormalize": False} if how == "one expert" else {"chosen": 2}
@@ -134,10 +135,16 @@ def devices(**mesh: int) -> list[np.ndarray]:
     ]
 
 
-@pytest.mark.parametrize("mesh", [{}, {"expert": 4}, {"fsdp": 2, "expert": 2, "tensor": 2},
-                                  {"data": 2, "expert": 2, "context": 2}], ids=str)  # fmt: skip
 @pytest.mark.parametrize(
-    ("capacity", "matmul"), [(0.3, "auto"), (0.75, "blocked"), (1.0, "auto"), (1.25, "ragged")]
+    ("capacity", "matmul", "mesh"),
+    [
+        (0.3, "auto", {}),
+        (1.0, "blocked", {}),
+        (0.75, "auto", {"expert": 4}),
+        (1.25, "blocked", {"fsdp": 2, "expert": 2, "tensor": 2}),
+        (1.0, "auto", {"data": 2, "expert": 2, "context": 2}),
+    ],
+    ids=str,
 )
 def test_a_capacity_drops_what_a_plain_loop_drops(capacity, matmul, mesh):
     config = mixtures.decoder(capacity=capacity, matmul=matmul, chosen=3)
@@ -266,6 +273,21 @@ def test_the_ragged_exchange_and_its_gradient_lower_for_gpus():
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
     # There and back, forward and backward.
     assert text.count("@ragged_all_to_all") == 4
+
+
+def test_sequence_parallelism_scatters_the_sum_over_tensor():
+    """A CPU compiles it to an all-reduce and a slice, so that the program before that is read."""
+    text = lowered(mixtures.decoder(), mixtures.context(tensor=2)).as_text()
+    assert text.count("stablehlo.reduce_scatter") == 1
+    ctx = mixtures.context(tensor=2)
+    rules = tuple(
+        ("act_length_residual", "context") if rule[0] == "act_length_residual" else rule
+        for rule in ctx.shard.rules
+    )
+    apart = dataclasses.replace(ctx, shard=Activations(mesh=ctx.shard.mesh, rules=rules))
+    assert "reduce_scatter" not in lowered(mixtures.decoder(), apart).as_text()
+    expected = mixtures.dense(mixtures.decoder())
+    assert mixtures.worst(mixtures.ours(mixtures.decoder(), ctx=apart), expected) < TOLERANCE
 
 
 def test_one_device_runs_the_program_without_any_machinery():

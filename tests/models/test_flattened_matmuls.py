@@ -11,7 +11,7 @@ import pytest
 from models.context import Context
 from models.layers import matmul
 from partitioning.activations import Activations
-from partitioning.collectives import count_collectives
+from partitioning.collectives import instruction_counts
 from partitioning.mesh_config import AXES, MeshConfig
 from trainer.certificate import programs
 from trainer.program import Program
@@ -44,7 +44,7 @@ def collectives(program: Program) -> dict[str, int]:
         for name, s in spec.items()
     }
     compiled = build_train_step(program).lower(abstract_state(program), batch).compile()
-    return count_collectives(compiled.as_text())
+    return instruction_counts(compiled.as_text())
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import AbstractMesh, AxisType
 
 from partitioning import table
-from partitioning.collectives import count_collectives
+from partitioning.collectives import instruction_counts
 from partitioning.mesh_config import AXES, MeshConfig
 from trainer.certificate import one_step, programs
 from trainer.paths import path_of
@@ -30,6 +30,7 @@ SMALL = programs.decoder(dtype="float32", param_dtype="float32")
 
 def mesh_of(rules: str, *, devices: int, tensor: int) -> MeshConfig:
     """Returns the mesh that a rule set is made for."""
+    inside = min(tensor, devices // 2)
     return {
         "ddp": MeshConfig(data=devices),
         "zero1": MeshConfig(data=devices),
@@ -38,6 +39,7 @@ def mesh_of(rules: str, *, devices: int, tensor: int) -> MeshConfig:
         "tp": MeshConfig(tensor=tensor),
         "fsdp_tp": MeshConfig(fsdp=devices // tensor, tensor=tensor),
         "cp": MeshConfig(fsdp=devices // 4, context=4),
+        "pp": MeshConfig(data=devices // 2 // inside, stage=2, tensor=inside),
     }[rules]
 
 
@@ -97,6 +99,7 @@ PLANS = {
     "tp 4, no SP": ("tp", MeshConfig(tensor=4), False),
     "tp 4": ("tp", MeshConfig(tensor=4), True),
     "fsdp_tp, no SP": ("fsdp_tp", MeshConfig(fsdp=4, tensor=2), False),
+    "cp 4 x tensor 2": ("cp", MeshConfig(context=4, tensor=2), True),
 }
 
 
@@ -113,6 +116,7 @@ def compiled():
             mesh=mesh,
             rules=type(tables)(**{**vars(tables), "sequence_parallel": sequence_parallel}),
             optimizer=programs.load(optimizer="adamw").optimizer,
+            train={"microbatches": 2 * mesh.stage if mesh.stage > 1 else 1},
         )
         spec = program.task.batch_spec(rows=programs.ROWS, length=programs.LENGTH)
         batch = {
@@ -138,7 +142,7 @@ def compile_step(program: Program, batch) -> str:
 def test_the_compiled_steps_have_their_collectives_and_no_forced_replication(compiled, capfd):
     lines = []
     for name, (program, batch) in compiled.items():
-        counts = count_collectives(compile_step(program, batch))
+        counts = instruction_counts(compile_step(program, batch))
         shown = ", ".join(f"{kind} {count}" for kind, count in counts.items())
         lines.append(f"{name}: {shown}")
         said = capfd.readouterr().err

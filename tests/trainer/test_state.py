@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from partitioning import table
-from partitioning.collectives import count_collectives
+from partitioning.collectives import instruction_counts
 from partitioning.mesh_config import MeshConfig
 from trainer import run as trainer_run
 from trainer.certificate import one_step, programs
@@ -152,14 +152,14 @@ def test_zero1_reduces_each_gradient_to_its_share_and_gathers_updated_parameters
     batch = programs.batch("packed")
     state = init_state(zero1)
     text = build_train_step(zero1).lower(state, batch).compile().as_text()
-    counts = count_collectives(text)
+    counts = instruction_counts(text)
     # XLA on CPU writes a reduce-scatter as an all-reduce and a slice of its result.
     assert counts.get("reduce-scatter", 0) + counts["all-reduce"] > 0
     assert counts["all-gather"] > 0
     assert counts.get("reduce-scatter") or "dynamic-slice" in text
     plain = dataclasses.replace(zero1, rules=dataclasses.replace(zero1.rules, optimizer=None))
     text = build_train_step(plain).lower(init_state(plain), batch).compile().as_text()
-    assert "all-gather" not in count_collectives(text)
+    assert "all-gather" not in instruction_counts(text)
 
 
 def test_a_state_survives_the_form_that_checkpoints_hold():
