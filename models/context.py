@@ -17,12 +17,15 @@ class Context:
       dropout_key: key of this step's dropout; None switches dropout off.
       rows: [B] int32, global number of each batch row. Dropout is drawn per global row, so that
         it does not depend on the mesh, on accumulation or on pipeline stages.
+      replicas: mesh axes of an enclosing ``shard_map`` that split the rows; what is averaged over
+        all tokens is summed over them.
       layer: number of the block, folded into the dropout key; may be traced.
     """
 
     shard: Activations = dataclasses.field(default_factory=Activations)
     dropout_key: jax.Array | None = None
     rows: jax.Array | None = None
+    replicas: tuple[str, ...] = ()
     layer: jax.Array | int = 0
 
     def at_layer(self, layer: jax.Array | int) -> "Context":

@@ -50,6 +50,7 @@ class Placement:
       devices: its size.
       tensor: mesh axes that split each expert's width.
       scatter: these also split the length of the output (sequence parallelism).
+      replicas: see Context.
       implementation: of the grouped matmul.
     """
 
@@ -58,6 +59,7 @@ class Placement:
     devices: int = 1
     tensor: tuple[str, ...] = ()
     scatter: bool = False
+    replicas: tuple[str, ...] = ()
     implementation: Implementation = "blocked"
 
 
@@ -149,6 +151,7 @@ class Experts(nnx.Module):
             devices=mesh.shape[experts] if experts else 1,
             tensor=tensor,
             scatter=scatter,
+            replicas=ctx.replicas,
             implementation=self._implementation(ctx),
         )
         down_spec = PartitionSpec(experts, width, None)
@@ -185,7 +188,14 @@ class Experts(nnx.Module):
         y_KND = y_AD.reshape(*weights_KN1.shape[:2], -1)
         y_ND = (wide(y_KND) * weights_KN1).sum(axis=0).astype(y_AD.dtype)
         y_BTD = _add_parts(y_ND.reshape(x_BTD.shape), at=at)
-        sums = auxiliary(routing, real_N=real_N, kept_E=kept_E, config=self.config, over=at.tokens)
+        sums = auxiliary(
+            routing,
+            real_N=real_N,
+            kept_E=kept_E,
+            config=self.config,
+            over=at.tokens,
+            replicas=at.replicas,
+        )
         return y_BTD, sums
 
     def _admit(self, groups_A: jax.Array, *, tokens: int, at: Placement) -> jax.Array:

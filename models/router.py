@@ -58,6 +58,7 @@ def auxiliary(
     kept_E: jax.Array,
     config: ExpertsConfig,
     over: tuple[str, ...] = (),
+    replicas: tuple[str, ...] = (),
 ) -> dict[str, jax.Array]:
     """Returns losses and counts of one layer as scalars, equal on all devices.
 
@@ -72,6 +73,7 @@ def auxiliary(
       kept_E: int32, assignments of this device that each expert computes.
       config: the layer's.
       over: mesh axes that split the tokens, inside shard_map.
+      replicas: further ones, of the code around it; see Context.
 
     Returns:
       ``auxiliary_loss`` (both losses by their weights), and sums for metrics: ``routed`` and
@@ -89,7 +91,9 @@ def auxiliary(
         "z": (routing.log_z_N**2 * real_N1[:, 0]).sum(),
     }
     if over:
-        sums = jax.lax.psum(sums, over)
+        sums = jax.lax.psum(jax.lax.pcast(sums, replicas, to="varying"), (*over, *replicas))
+    elif replicas:
+        sums = jax.lax.psum(sums, replicas)
     tokens = jnp.maximum(sums["tokens"], 1.0)
     fractions_E = sums["chosen"] / (config.chosen * tokens)
     balance = config.count * (fractions_E * sums["shares"] / tokens).sum()

@@ -62,7 +62,7 @@ class Inputs:
       stacked: (trained, held) parameters of the repeats, each [L, ...] in ``layer_order``, L split
         over stages.
       shared: (trained, held), what ``enter`` and ``leave`` read; the same on every stage.
-      parts: arrays [M, ...], the microbatches.
+      parts: arrays [M, rows, ...], the microbatches.
     """
 
     stacked: tuple[Tree, Tree]
@@ -70,19 +70,34 @@ class Inputs:
     parts: Tree
 
 
-def forward_sums(
-    chain: Chain, schedule: Schedule, inputs: Inputs, *, mesh: Mesh, idle: Idle
-) -> Tree:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Placement:
+    """Where a pipeline runs.
+
+    Attributes:
+      mesh: devices; its axis ``stage`` has the schedule's stages.
+      replicas: mesh axes that hold whole pipelines, each on its share of every microbatch's rows.
+        Their gradients are added up once, after all ticks, not in each of them.
+      idle: see PipelineConfig.
+    """
+
+    mesh: Mesh
+    replicas: tuple[str, ...] = ()
+    idle: Idle = "auto"
+
+
+def forward_sums(chain: Chain, schedule: Schedule, inputs: Inputs, *, at: Placement) -> Tree:
     """Returns the sums over all microbatches, without gradients; see ``gradients``."""
 
     def run(stage: "_Stage") -> Tree:
-        return jax.lax.psum(stage.forward(stage.stacked, stage.shared), STAGE)
+        return _apart(stage.forward(stage.stacked, stage.shared))
 
-    return _on_every_stage(run, PartitionSpec(), chain, schedule, inputs, mesh=mesh, idle=idle)
+    everywhere = PartitionSpec((*at.replicas, STAGE))
+    return _together(_on_every_stage(run, everywhere, chain, schedule, inputs, at=at))
 
 
 def gradients(
-    chain: Chain, schedule: Schedule, inputs: Inputs, *, mesh: Mesh, idle: Idle
+    chain: Chain, schedule: Schedule, inputs: Inputs, *, at: Placement
 ) -> tuple[Tree, Tree, Tree]:
     """Returns (sums, gradients of stacked, gradients of shared), in float32 at least.
 
@@ -90,19 +105,29 @@ def gradients(
       chain: the pieces.
       schedule: with backward passes, which are then run; without, jax differentiates it.
       inputs: parameters and microbatches.
-      mesh: devices; its axis ``stage`` has the schedule's stages.
-      idle: see PipelineConfig.
+      at: devices.
     """
 
     def run(stage: "_Stage") -> tuple[Tree, Tree, Tree]:
         sums, of_stacked, of_shared = (
             stage.interleaved() if schedule.has_backward else stage.differentiated()
         )
-        sums, of_shared = jax.lax.psum((sums, of_shared), STAGE)
-        return sums, of_stacked, of_shared
+        return _apart(sums), _apart(of_stacked), _apart(of_shared)
 
-    out = (PartitionSpec(), PartitionSpec(STAGE), PartitionSpec())
-    return _on_every_stage(run, out, chain, schedule, inputs, mesh=mesh, idle=idle)
+    everywhere = PartitionSpec((*at.replicas, STAGE))
+    out = (everywhere, PartitionSpec(at.replicas or None, STAGE), everywhere)
+    found: tuple[Tree, Tree, Tree] = _on_every_stage(run, out, chain, schedule, inputs, at=at)
+    return _together(found)
+
+
+def _apart(tree: Tree) -> Tree:
+    """Gives what each device of a pipeline has a dimension of its own: [...] -> [1, ...]."""
+    return jax.tree.map(lambda x: x[None], tree)
+
+
+def _together(tree: Tree) -> Tree:
+    """Adds up what was apart. Left to the partitioner, which knows where the sum is needed."""
+    return jax.tree.map(lambda x: x.sum(axis=0), tree)
 
 
 def _on_every_stage(
@@ -112,24 +137,24 @@ def _on_every_stage(
     schedule: Schedule,
     inputs: Inputs,
     *,
-    mesh: Mesh,
-    idle: Idle,
+    at: Placement,
 ) -> Any:
-    assert mesh.shape[STAGE] == schedule.stages
+    assert at.mesh.shape[STAGE] == schedule.stages
+    rows = PartitionSpec(None, at.replicas or None)
 
     # Without checks of what varies over stages: the gradients are taken inside, where each stage
-    # differentiates its own share of the loss, and are summed explicitly.
+    # differentiates its own share of the loss, and are added up outside.
     @functools.partial(
         jax.shard_map,
-        mesh=mesh,
-        in_specs=(PartitionSpec(STAGE), PartitionSpec(), PartitionSpec()),
+        mesh=at.mesh,
+        in_specs=(PartitionSpec(STAGE), PartitionSpec(), rows),
         out_specs=out,
-        axis_names={STAGE},
+        axis_names={STAGE, *at.replicas},
         check_vma=False,
     )
     def everywhere(stacked: Any, shared: Any, parts: Any) -> Any:
         local = Inputs(stacked=stacked, shared=shared, parts=parts)
-        return run(_Stage(chain, schedule, local, idle=idle))
+        return run(_Stage(chain, schedule, local, idle=at.idle))
 
     return everywhere(inputs.stacked, inputs.shared, inputs.parts)
 

@@ -6,6 +6,7 @@ checkpoint and importing what only later steps need fit beside it.
 
 import concurrent.futures
 import time
+from collections.abc import Callable
 from typing import Any
 
 
@@ -18,15 +19,18 @@ class CompiledAhead:
       wait_s: seconds that the first call waited for both.
     """
 
-    def __init__(self, function: Any, *arguments: Any) -> None:
+    def __init__(
+        self, function: Any, *arguments: Any, check: Callable[[Any], None] | None = None
+    ) -> None:
         """Starts at once.
 
         Args:
           function: what ``jax.jit`` returned.
           *arguments: trees of ShapeDtypeStructs with shardings, laid out as the first call's.
+          check: looks at the compiled program; what it raises, the first call raises.
         """
         self.trace_s = self.compile_s = self.wait_s = 0.0
-        self._function = function
+        self._function, self._check = function, check
         pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="compile")
         self._pending: concurrent.futures.Future[None] | None = pool.submit(
             self._compile, *arguments
@@ -48,5 +52,7 @@ class CompiledAhead:
         start = time.perf_counter()
         lowered = self._function.lower(*arguments)
         traced = time.perf_counter()
-        lowered.compile()
+        compiled = lowered.compile()
+        if self._check is not None:
+            self._check(compiled)
         self.trace_s, self.compile_s = traced - start, time.perf_counter() - traced

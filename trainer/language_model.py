@@ -65,7 +65,7 @@ class LanguageModelTask:
         x, _, report = model.run(
             "prefix", model.embed(batch["inputs"], ctx), _tokens(batch), ctx=ctx
         )
-        return x, self._auxiliary(report, batch)
+        return x, _auxiliary(report, batch, ctx)
 
     def repeat(
         self,
@@ -79,7 +79,7 @@ class LanguageModelTask:
         """See PipelinedTask: repeats of the pattern."""
         assert isinstance(model, Decoder)
         x, _, report = model.run("pattern", x, _tokens(batch), ctx=ctx, numbers=numbers)
-        return x, self._auxiliary(report, batch)
+        return x, _auxiliary(report, batch, ctx)
 
     def leave(self, model: nnx.Module, x: jax.Array, batch: Batch, *, ctx: Context) -> Sums:
         """See PipelinedTask: the pattern's suffix, final norm, head and cross entropy."""
@@ -98,15 +98,7 @@ class LanguageModelTask:
         if self.token_bytes is not None:
             size = jnp.asarray(self.token_bytes, jnp.float32)[batch["targets"]]
             metrics["bytes"] = (size * batch["loss_weights"]).sum()
-        return add_sums(self._auxiliary(report, batch), (scores.loss, scores.weight, metrics))
-
-    def _auxiliary(self, report: Auxiliary, batch: Batch) -> Sums:
-        """What blocks report, as sums: their loss counts once per weighted token."""
-        metrics = {name: value for name, value in report.items() if name != "auxiliary_loss"}
-        weight = wide(batch["loss_weights"]).sum()
-        zero = jnp.zeros_like(weight)
-        loss = report["auxiliary_loss"] * weight if "auxiliary_loss" in report else zero
-        return loss, zero, metrics
+        return add_sums(_auxiliary(report, batch, ctx), (scores.loss, scores.weight, metrics))
 
     def metrics(self, sums: Mapping[str, float], *, weight: float) -> dict[str, float]:
         """See Task; returns perplexity, accuracy and, where bytes are known, bits per byte.
@@ -146,13 +138,27 @@ class LanguageModelTask:
 
     def routed_flops(self, *, rows: int, length: int) -> float:
         """See Task: each token is multiplied with the matrices of its chosen experts."""
-        model = self.config.model
-        if model.experts is None:
+        # Tasks that inherit from this one may have other models.
+        if not isinstance(self.config, LanguageModel) or self.config.model.experts is None:
             return 0.0
+        model, experts = self.config.model, self.config.model.experts
         matrices = 2 if model.activation == "gelu" else 3
-        each = 2.0 * matrices * model.embed_dim * model.experts.mlp_dim * model.experts.chosen
+        each = 2.0 * matrices * model.embed_dim * experts.mlp_dim * experts.chosen
         return each * rows * length * sum(has_experts(kind) for kind in model.blocks)
 
 
 def _tokens(batch: Batch) -> Tokens:
     return Tokens(positions=batch["positions"], segments=batch["segment_ids"])
+
+
+def _auxiliary(report: Auxiliary, batch: Batch, ctx: Context) -> Sums:
+    """What blocks report, as sums: their loss counts once per weighted token.
+
+    A report is of the rows of all replicas; each contributes its share.
+    """
+    share = 1 / math.prod(jax.lax.axis_size(axis) for axis in ctx.replicas)
+    metrics = {name: x * share for name, x in report.items() if name != "auxiliary_loss"}
+    weight = wide(batch["loss_weights"]).sum()
+    zero = jnp.zeros_like(weight)
+    loss = report["auxiliary_loss"] * weight if "auxiliary_loss" in report else zero
+    return loss, zero, metrics

@@ -14,15 +14,18 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from models.context import Context
 from partitioning import pipeline
-from partitioning.mesh import current_mesh
-from partitioning.pipeline import STAGE, Chain, Inputs
+from partitioning.collectives import MeshShape, branch_collectives
+from partitioning.mesh import axis_sizes, current_mesh
+from partitioning.pipeline import STAGE, Chain, Inputs, Placement
 from partitioning.rules import mesh_axes
 from partitioning.schedules import build_schedule
+from trainer.endings import UserError
 from trainer.paths import leaves, nest, split_frozen
 from trainer.program import Program
 from trainer.state import Group, gradient_layout
 from trainer.task import Batch, PipelinedTask, Sums
 
+REPLICAS = "data"
 Tree = Any
 Flat = dict[str, Any]
 
@@ -40,7 +43,7 @@ def pipelined_gradients(
     """
     inputs = _inputs(program, group, parts, step=step)
     sums, stacked, shared = pipeline.gradients(
-        _chain(program, group, parts), _schedule(program), inputs, **_where(program)
+        _chain(program, group, parts), _schedule(program), inputs, at=_placement(program)
     )
     trainable, _ = split_frozen(group.parameters, group.frozen)
     found = stacked | shared
@@ -51,7 +54,9 @@ def pipelined_sums(program: Program, group: Group, parts: tuple[Batch, jax.Array
     """Returns the sums over all microbatches, without dropout and gradients."""
     inputs = _inputs(program, group, parts, step=None)
     chain = _chain(program, group, parts)
-    return pipeline.forward_sums(chain, _schedule(program, "circular"), inputs, **_where(program))
+    return pipeline.forward_sums(
+        chain, _schedule(program, "circular"), inputs, at=_placement(program)
+    )
 
 
 def describe_pipeline(program: Program) -> str:
@@ -65,8 +70,36 @@ def describe_pipeline(program: Program) -> str:
     )
 
 
-def _where(program: Program) -> dict[str, Any]:
-    return {"mesh": program.mesh, "idle": program.pipeline.idle}
+def check_branches(compiled: jax.stages.Compiled, program: Program) -> None:
+    """Raises UserError if stages that skip a tick would leave others waiting for them.
+
+    The partitioner may move data as it sees fit, also in what stages run or skip. An exchange there
+    must be among devices of one stage, and no collective-permute, which is one for all devices.
+    """
+    if program.mesh.shape[STAGE] == 1:
+        return
+    shape = MeshShape(sizes=axis_sizes(program.mesh))
+    bad = [
+        f"{c.kind} over {'+'.join(c.axes)} ({c.source})"
+        for c in branch_collectives(compiled.as_text() or "", mesh=shape)
+        # Outside all loops is the update, which all devices do or leave.
+        if c.loops and (c.kind == "collective-permute" or STAGE in c.axes)
+    ]
+    if bad:
+        raise UserError(
+            f"The compiler put exchanges into branches that pipeline stages take differently, so "
+            f"that the step could hang: {'; '.join(bad)}. Set PipelineConfig.idle='compute', which "
+            "makes no such branches, and report the layout."
+        )
+
+
+def _replicas(program: Program) -> tuple[str, ...]:
+    """Mesh axes whose devices hold the same parameters and other rows."""
+    return (REPLICAS,) if program.mesh.shape[REPLICAS] > 1 else ()
+
+
+def _placement(program: Program) -> Placement:
+    return Placement(mesh=program.mesh, replicas=_replicas(program), idle=program.pipeline.idle)
 
 
 def _schedule(program: Program, name: Any = None) -> Any:
@@ -107,7 +140,9 @@ def _chain(program: Program, group: Group, parts: tuple[Batch, jax.Array]) -> Ch
     def bind(flat: Flat, held: Tree, part: tuple[Batch, jax.Array]) -> tuple[Any, Context]:
         model = nnx.merge(program.graph, nest(absent | flat), held["variables"])
         key = None if held["step"] is None else program.dropout_key(held["step"])
-        return model, Context(shard=program.shard, dropout_key=key, rows=part[1])
+        return model, Context(
+            shard=program.shard, dropout_key=key, rows=part[1], replicas=_replicas(program)
+        )
 
     def enter(shared: Any, part: Any) -> tuple[jax.Array, Sums]:
         model, ctx = bind(shared[0] | shared[1]["frozen"], shared[1], part)
@@ -144,9 +179,9 @@ def _placing(layout: Mapping[str, NamedSharding], mesh: Mesh) -> Callable[[Flat]
         }
 
     def inside(sharding: NamedSharding) -> NamedSharding:
-        # The stage is already split off here.
+        # Stages and replicas are already split off here.
         entries = (
-            tuple(axis for axis in mesh_axes(entry) if axis != STAGE) or None
+            tuple(axis for axis in mesh_axes(entry) if axis not in (STAGE, REPLICAS)) or None
             for entry in sharding.spec
         )
         return NamedSharding(current_mesh(mesh), PartitionSpec(*entries))

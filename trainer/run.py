@@ -26,7 +26,7 @@ from trainer.config import LoadedConfig
 from trainer.distributed import Participant
 from trainer.endings import UserError, user_error
 from trainer.optimizers import build_schedule
-from trainer.pipeline import describe_pipeline
+from trainer.pipeline import check_branches, describe_pipeline
 from trainer.run_directory import RunDirectory, check_readable, open_run
 from trainer.state import (
     MODEL,
@@ -172,7 +172,9 @@ def compile_ahead(setup: Setup) -> CompiledAhead:
         name: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=setup.shardings[name])
         for name, s in spec.items()
     }
-    return CompiledAhead(build_train_step(setup.program), abstract_state(setup.program), batch)
+    program = setup.program
+    step, state = build_train_step(program), abstract_state(program)
+    return CompiledAhead(step, state, batch, check=lambda it: check_branches(it, program))
 
 
 def resume(store: CheckpointStore, *, setup: Setup) -> tuple[TrainState, PositionRecord, int]:

@@ -10,7 +10,7 @@ import pytest
 from models.experts import expert_rows, sent_rows
 from models.experts_config import ExpertsConfig
 from partitioning.activations import Activations
-from partitioning.collectives import count_collectives
+from partitioning.collectives import instruction_counts
 from tests.models import mixtures
 
 TOLERANCE = 1e-13
@@ -228,7 +228,7 @@ def compiled(config, ctx):
 
 
 def test_tokens_are_exchanged_by_all_to_all_and_by_nothing_else():
-    counts = count_collectives(compiled(mixtures.decoder(), mixtures.context(expert=4)))
+    counts = instruction_counts(compiled(mixtures.decoder(), mixtures.context(expert=4)))
     # Rows there and back, forward and backward, and how many they are.
     assert counts["all-to-all"] == 5
     assert counts.keys() == {"all-to-all", "all-reduce"}
@@ -292,7 +292,7 @@ def test_sequence_parallelism_scatters_the_sum_over_tensor():
 
 def test_one_device_runs_the_program_without_any_machinery():
     alone = compiled(mixtures.decoder(), mixtures.context(data=1))
-    assert count_collectives(alone) == {}
+    assert instruction_counts(alone) == {}
     assert "manual" not in lowered(mixtures.decoder(), mixtures.context(data=1)).as_text()
 
 

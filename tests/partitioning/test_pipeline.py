@@ -12,9 +12,10 @@ import pytest
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from partitioning import pipeline
+from partitioning.collectives import MeshShape, collectives
 from partitioning.mesh import build_mesh
 from partitioning.mesh_config import MeshConfig
-from partitioning.pipeline import Chain, Inputs
+from partitioning.pipeline import Chain, Inputs, Placement
 from partitioning.schedules import IDLE, build_schedule, layer_order
 
 WIDTH, ROWS, EACH = 4, 6, 2
@@ -98,7 +99,9 @@ class Toy:
         sums, grads = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(*self.parameters())
         return sums, *grads
 
-    def compiled(self, name="1f1b", *, repeat=repeat, schedule=None, mesh=None, idle="auto"):
+    def compiled(
+        self, name="1f1b", *, repeat=repeat, schedule=None, mesh=None, idle="auto", replicas=()
+    ):
         schedule = schedule or build_schedule(name, **self.sizes)
         same = lambda x: x  # noqa: E731
         chain = Chain(
@@ -111,11 +114,13 @@ class Toy:
         )
         if not isinstance(mesh, Mesh):
             mesh = mesh or MeshConfig(stage=self.stages)
-            mesh = build_mesh(mesh, devices=jax.devices()[: self.stages * mesh.context])
+            count = self.stages * mesh.context * mesh.data
+            mesh = build_mesh(mesh, devices=jax.devices()[:count])
 
         def run(stacked, shared, parts):
             inputs = Inputs(stacked=(stacked, {}), shared=(shared, HELD), parts=parts)
-            return pipeline.gradients(chain, schedule, inputs, mesh=mesh, idle=idle)
+            at = Placement(mesh=mesh, idle=idle, replicas=replicas)
+            return pipeline.gradients(chain, schedule, inputs, at=at)
 
         return jax.jit(run)
 
@@ -246,3 +251,17 @@ def test_work_with_a_permute_inside_is_computed_by_idle_stages_too():
     toy = Toy(2, 1, 4)
     found = toy.found(repeat=permuting, mesh=MeshConfig(stage=2, context=2))
     assert worst(found[1:], toy.expected()[1:]) < 1e-13
+
+
+@pytest.mark.parametrize("name", ["1f1b", "circular"])
+def test_replicas_add_their_gradients_once_after_all_ticks(name):
+    toy = Toy(2, 2, 4)
+    options = {"mesh": MeshConfig(data=3, stage=2), "replicas": ("data",)}
+    found, expected = toy.found(name, **options), toy.expected()
+    assert worst((found[0][0], *found[1:]), (expected[0][0], *expected[1:])) < 1e-13
+    shapes = jax.eval_shape(lambda: (*toy.parameters(), toy.batch()))
+    text = toy.compiled(name, **options).lower(*shapes).compile().as_text()
+    sizes = MeshShape(sizes={"data": 3, "stage": 2})
+    over_data = [c for c in collectives(text, mesh=sizes) if "data" in c.axes]
+    assert over_data
+    assert not [c for c in over_data if c.loops]

@@ -117,10 +117,10 @@ LAYOUTS = {
         "model": dataclasses.replace(MODEL, remat="selective", loss_chunks=2),
         "microbatches": 2,
     },
-    "data x fsdp x tensor (dense_200b_2048)": {
+    "data x fsdp x tensor": {
         "rules": "fsdp_tp",
         "mesh": MeshConfig(data=2, fsdp=2, tensor=2),
-        "model": dataclasses.replace(MODEL, remat="full"),
+        "model": dataclasses.replace(MODEL, remat="selective"),
     },
     "zero1, tied": {
         "rules": "zero1",
