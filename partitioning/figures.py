@@ -6,11 +6,12 @@ Timelines of pipeline schedules, and where the mesh of a run puts its axes on no
 import pathlib
 from collections.abc import Iterator
 
-from partitioning.schedules import Name, build_schedule
+from partitioning.mesh_config import ScheduleName
+from partitioning.schedules import build_schedule
 from partitioning.timeline import draw_svg
 
 FIGURES = pathlib.Path(__file__).parents[1] / "docs" / "figures"
-TIMELINES: tuple[tuple[str, Name, int, int, int], ...] = (
+TIMELINES: tuple[tuple[str, ScheduleName, int, int, int], ...] = (
     ("circular", "circular", 4, 1, 8),
     ("1f1b", "1f1b", 4, 1, 8),
     ("1f1b_interleaved", "1f1b", 4, 2, 8),

@@ -15,9 +15,10 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, PartitionSpec
 
+from partitioning.mesh_config import Idle
 from partitioning.pipeline_stage import STAGE, Chain, Inputs, Stage, Tree
 from partitioning.replicas import apart, together
-from partitioning.schedules import Idle, Schedule
+from partitioning.schedules import Schedule
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from partitioning.schedules import IDLE, Idle, Schedule
+from partitioning.mesh_config import Idle
+from partitioning.schedules import IDLE, Schedule
 
 Tree = Any
 STAGE = "stage"

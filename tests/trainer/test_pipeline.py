@@ -3,8 +3,7 @@
 import jax
 import pytest
 
-from partitioning.mesh_config import MeshConfig
-from partitioning.schedules import PipelineConfig
+from partitioning.mesh_config import MeshConfig, PipelineConfig
 from trainer.certificate import programs
 from trainer.endings import UserError
 from trainer.pipeline import check_branches
