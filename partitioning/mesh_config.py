@@ -8,7 +8,7 @@ AXES = ("data", "stage", "fsdp", "expert", "context", "tensor")
 """Every mesh has these axes, outermost first; an axis of size 1 costs nothing."""
 
 ScheduleName = Literal["1f1b", "circular"]
-Idle = Literal["auto", "skip", "compute"]
+Idle = Literal["auto", "compute"]
 Candidate = str | tuple[str, ...] | None
 Rule = tuple[str | Candidate, ...]
 """``(logical axis, candidate, candidate, ...)``; a candidate is a mesh axis, several, or None."""
@@ -74,8 +74,9 @@ class PipelineConfig:
         jax.
       chunks: pieces of the model on each stage (interleaving, virtual stages): more make the
         bubble smaller and the sends more frequent.
-      idle: what a stage does without work: "skip" does nothing; "compute" computes and discards,
-        which some layouts need; "auto" takes "skip" where it is possible.
+      idle: what a stage does without work. "auto" skips it, unless the work holds a
+        collective-permute (ring attention), which takes all devices; "compute" always computes and
+        discards.
     """
 
     schedule: ScheduleName = "1f1b"

@@ -300,9 +300,7 @@ def _branch(
 
 
 def _may_branch(idle: Idle, function: Callable[..., Any], *arguments: Any) -> bool:
-    if idle != "auto":
-        return idle == "skip"
-    return not _permutes(jax.make_jaxpr(function)(*arguments).jaxpr)
+    return idle == "auto" and not _permutes(jax.make_jaxpr(function)(*arguments).jaxpr)
 
 
 def _permutes(jaxpr: core.Jaxpr) -> bool:

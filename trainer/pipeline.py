@@ -16,11 +16,12 @@ from models.context import Context
 from partitioning import pipeline
 from partitioning.collectives import MeshShape, branch_collectives
 from partitioning.mesh import axis_sizes
+from partitioning.mesh_config import ScheduleName
 from partitioning.pipeline import Placement
 from partitioning.pipeline_stage import STAGE, Chain, Inputs
 from partitioning.replicas import AXIS as REPLICAS
 from partitioning.replicas import inside, replica_axes
-from partitioning.schedules import build_schedule
+from partitioning.schedules import Schedule, build_schedule
 from trainer.endings import UserError
 from trainer.paths import leaves, nest, split_frozen
 from trainer.program import Program
@@ -100,7 +101,7 @@ def _placement(program: Program) -> Placement:
     )
 
 
-def _schedule(program: Program, name: Any = None) -> Any:
+def _schedule(program: Program, name: ScheduleName | None = None) -> Schedule:
     return build_schedule(
         name or program.pipeline.schedule,
         stages=program.mesh.shape[STAGE],
