@@ -26,7 +26,7 @@ from trainer.metrics.jsonl import JsonlWriter, read_rows
 from trainer.metrics.mirror import Mirrored, fetch
 from trainer.metrics.tensorboard import TensorBoardWriter
 from trainer.metrics.writer import Kind, MetricWriter, Several, Thinned
-from trainer.run import Run, read_step
+from trainer.run import Run, compile_ahead, read_step
 from trainer.sampling import sample
 from trainer.state import TrainState
 from trainer.step import build_eval_step
@@ -174,7 +174,9 @@ def _startup(run: Run) -> StartupReport:
 
 
 def _score(setup: Setup) -> Callable[[TrainState], Scores | None]:
-    step = build_eval_step(setup.program)
+    # Compiled ahead where it has to be looked at; elsewhere an evaluation may be far away.
+    staged = setup.program.mesh.shape["stage"] > 1
+    step = compile_ahead(setup, build_eval_step) if staged else build_eval_step(setup.program)
 
     def score(state: TrainState) -> Scores | None:
         return evaluate(

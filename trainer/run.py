@@ -6,7 +6,7 @@ the exit code that the launcher knows.
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
 from absl import logging
@@ -29,6 +29,7 @@ from trainer.distributed import Participant
 from trainer.endings import UserError, user_error
 from trainer.optimizers import build_schedule
 from trainer.pipeline import check_branches, describe_pipeline
+from trainer.program import Program
 from trainer.run_directory import RunDirectory, check_readable, open_run
 from trainer.state import (
     MODEL,
@@ -166,8 +167,10 @@ def read_step(
     return setup, state, restored.step
 
 
-def compile_ahead(setup: Setup) -> CompiledAhead:
-    """Returns the train step, which a thread compiles from now on."""
+def compile_ahead(
+    setup: Setup, build: Callable[[Program], jax.stages.Wrapped] = build_train_step
+) -> CompiledAhead:
+    """Returns the train step, or another called like it, which a thread compiles from now on."""
     data = setup.config.data
     spec = setup.program.task.batch_spec(rows=data.global_batch, length=data.sequence_length)
     batch = {
@@ -175,7 +178,7 @@ def compile_ahead(setup: Setup) -> CompiledAhead:
         for name, s in spec.items()
     }
     program = setup.program
-    step, state = build_train_step(program), abstract_state(program)
+    step, state = build(program), abstract_state(program)
     return CompiledAhead(step, state, batch, check=lambda it: check_branches(it, program))
 
 

@@ -8,7 +8,6 @@ Shape suffixes: B global batch rows, M microbatches, T length.
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -84,7 +83,7 @@ def build_train_step(program: Program) -> jax.stages.Wrapped:
     return jax.jit(train_step, donate_argnums=0, out_shardings=(layout, None))
 
 
-def build_eval_step(program: Program) -> Callable[[TrainState, Batch], Metrics]:
+def build_eval_step(program: Program) -> jax.stages.Wrapped:
     """Returns the jitted evaluation step: sums over the batch, with the averaged parameters.
 
     Metrics: ``loss`` (sum), ``weight`` and the task's own sums.
