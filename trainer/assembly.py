@@ -25,6 +25,7 @@ from trainer.checkpoints.root import UNWRITABLE
 from trainer.context_length import check_context
 from trainer.distributed import Participant
 from trainer.endings import user_error
+from trainer.memory_checks import check_memory
 from trainer.pipeline_checks import check_pipeline
 from trainer.program import Program, build_program, build_task
 from trainer.run_config import LanguageModel, RunConfig
@@ -116,6 +117,7 @@ def assemble(config: RunConfig) -> tuple[Program, dict[str, NamedSharding]]:
             platform = mesh.devices.flat[0].platform
             check_experts(config.task.model, devices=mesh.shape["expert"], platform=platform)
         check_context(config, sizes=axis_sizes(mesh))
+        check_memory(config, mesh=mesh)
         task = build_task(config.task)
         program = build_program(config, task=task, mesh=mesh)
         check_axes(program)
