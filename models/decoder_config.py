@@ -88,6 +88,8 @@ class DecoderConfig:
         models/remat.py.
       scan_layers: True scans over the repeats of the pattern (short compile), False unrolls
         (faster on CPU); None scans above eight repeats.
+      matmul: "int8" and "fp8" compute the blocks' projections in eight bits, forward and backward;
+        needs the package qwix. Head, router, attention scores and routed experts keep ``dtype``.
       attention: "auto" takes cuDNN's kernel where it exists and XLA elsewhere.
       context_attention: how attention works where the sequence is split over devices:
         "all_gather" brings all keys and values to each, "ring" lets them go round, which holds
@@ -125,6 +127,7 @@ class DecoderConfig:
     init_scale: float = 1.0
     remat: str = "none"
     scan_layers: bool | None = None
+    matmul: Literal["default", "int8", "fp8"] = "default"
     attention: Literal["auto", "xla", "cudnn"] = "auto"
     context_attention: ContextAttention = "all_gather"
     loss_chunks: int = 1

@@ -19,6 +19,7 @@ from input_pipeline.placement import local_rows
 from launch.contract import ExitCode
 from models.decoder_config import DecoderConfig
 from models.experts import check_platform
+from models.quantized_matmul import check_installed
 from partitioning.mesh import axis_sizes, build_mesh
 from partitioning.sequence_layout import dealt_columns
 from trainer.checkpoints.root import UNWRITABLE
@@ -183,6 +184,7 @@ def check_decoder(config: RunConfig) -> None:
     task, length = config.task, config.data.sequence_length
     if not isinstance(task, LanguageModel):
         return
+    check_installed(task.model.matmul)
     if length % task.model.loss_chunks:
         raise ValueError(
             f"DecoderConfig.loss_chunks={task.model.loss_chunks} does not divide "
