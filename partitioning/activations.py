@@ -7,7 +7,6 @@ hashable, so it may be closed over or passed as a static argument.
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -75,28 +74,6 @@ class Activations:
         if self.mesh is None or self.mesh.size == 1:
             return ()
         return mesh_axes(self.spec((logical,), shape=(size,))[0])
-
-    def manually(
-        self,
-        function: Callable[..., Any],
-        *,
-        over: tuple[str, ...],
-        inputs: Any,
-        outputs: Any,
-    ) -> Callable[..., Any]:
-        """Returns ``function`` run on each shard of the axes ``over``; all others stay automatic.
-
-        May stand inside another ``shard_map``. ``inputs`` and ``outputs`` are PartitionSpecs that
-        name axes of ``over`` only.
-        """
-        assert self.mesh is not None
-        return jax.shard_map(
-            function,
-            mesh=current_mesh(self.mesh),
-            in_specs=inputs,
-            out_specs=outputs,
-            axis_names=set(over),
-        )
 
     @property
     def flatten_matmuls(self) -> bool:

@@ -1,4 +1,4 @@
-"""Mesh sizes and logical-axis rule tables as plain data (no jax)."""
+"""Mesh sizes, logical-axis rule tables and pipeline settings as plain data (no jax)."""
 
 import dataclasses
 import math
@@ -7,6 +7,8 @@ from typing import Literal
 AXES = ("data", "stage", "fsdp", "expert", "context", "tensor")
 """Every mesh has these axes, outermost first; an axis of size 1 costs nothing."""
 
+ScheduleName = Literal["1f1b", "circular"]
+Idle = Literal["auto", "compute"]
 Candidate = str | tuple[str, ...] | None
 Rule = tuple[str | Candidate, ...]
 """``(logical axis, candidate, candidate, ...)``; a candidate is a mesh axis, several, or None."""
@@ -60,6 +62,26 @@ class MeshConfig:
         if free:
             given[free[0]] = devices // known
         return given
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PipelineConfig:
+    """How microbatches pass through the pipeline stages of ``MeshConfig.stage``.
+
+    Attributes:
+      schedule: "1f1b" starts each backward pass as early as possible, so that memory does not grow
+        with the microbatches; "circular" runs all forward passes first and is differentiated by
+        jax.
+      chunks: pieces of the model on each stage (interleaving, virtual stages): more make the
+        bubble smaller and the sends more frequent.
+      idle: what a stage does without work. "auto" skips it, unless the work holds a
+        collective-permute (ring attention), which takes all devices; "compute" always computes and
+        discards.
+    """
+
+    schedule: ScheduleName = "1f1b"
+    chunks: int = 1
+    idle: Idle = "auto"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -10,32 +10,12 @@ it needs no further buffers than those counted here.
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import Literal
 
 import numpy as np
 
-Name = Literal["1f1b", "circular"]
-Idle = Literal["auto", "skip", "compute"]
+from partitioning.mesh_config import ScheduleName
+
 IDLE = -1
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PipelineConfig:
-    """How microbatches pass through the pipeline stages of ``MeshConfig.stage``.
-
-    Attributes:
-      schedule: "1f1b" starts each backward pass as early as possible, so that memory does not grow
-        with the microbatches; "circular" runs all forward passes first and is differentiated by
-        jax.
-      chunks: pieces of the model on each stage (interleaving, virtual stages): more make the
-        bubble smaller and the sends more frequent.
-      idle: what a stage does without work: "skip" does nothing; "compute" computes and discards,
-        which some layouts need; "auto" takes "skip" where it is possible.
-    """
-
-    schedule: Name = "1f1b"
-    chunks: int = 1
-    idle: Idle = "auto"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -143,7 +123,7 @@ class Stash:
     read: np.ndarray
 
 
-def build_schedule(name: Name, *, stages: int, chunks: int, microbatches: int) -> Schedule:
+def build_schedule(name: ScheduleName, *, stages: int, chunks: int, microbatches: int) -> Schedule:
     """Returns the table of a schedule.
 
     Raises:
@@ -224,7 +204,7 @@ def _one_forward_one_backward(stages: int, chunks: int, microbatches: int) -> Sc
     )
 
 
-_BUILDERS: dict[Name, Callable[[int, int, int], Schedule]] = {
+_BUILDERS: dict[ScheduleName, Callable[[int, int, int], Schedule]] = {
     "circular": _one_forward,
     "1f1b": _one_forward_one_backward,
 }

@@ -11,7 +11,8 @@ from typing import cast
 
 from absl import app, flags
 
-from partitioning.schedules import IDLE, Name, Schedule, build_schedule
+from partitioning.mesh_config import ScheduleName
+from partitioning.schedules import IDLE, Schedule, build_schedule
 
 _SCHEDULE = flags.DEFINE_enum("schedule", "1f1b", ["1f1b", "circular"], "PipelineConfig.schedule.")
 _STAGES = flags.DEFINE_integer("stages", 4, "MeshConfig.stage.", lower_bound=1)
@@ -104,7 +105,7 @@ def main(argv: Sequence[str]) -> None:
         raise app.UsageError(f"Unknown argument {argv[1]!r}.")
     try:
         schedule = build_schedule(
-            cast(Name, _SCHEDULE.value),
+            cast(ScheduleName, _SCHEDULE.value),
             stages=_STAGES.value,
             chunks=_CHUNKS.value,
             microbatches=_MICROBATCHES.value,

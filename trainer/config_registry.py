@@ -4,7 +4,7 @@ from typing import Any
 
 from input_pipeline import data_config
 from models import decoder_config, experts_config
-from partitioning import mesh_config, schedules
+from partitioning import mesh_config
 from trainer import optimizer_config, run_config
 
 CONFIGURABLES: tuple[type, ...] = (
@@ -19,7 +19,7 @@ CONFIGURABLES: tuple[type, ...] = (
     experts_config.ExpertsConfig,
     mesh_config.MeshConfig,
     mesh_config.RulesConfig,
-    schedules.PipelineConfig,
+    mesh_config.PipelineConfig,
     data_config.DataConfig,
     data_config.StandardLibrary,
     data_config.TextFiles,

@@ -174,10 +174,14 @@ class Participant:
         """Leaves because the connection to another process has ended, unless that was told."""
         # Where it was told, the thread that listens for that leaves with the better message. Rank
         # 0 waits until all others have heard; and once it is gone, jax soon aborts this process.
-        with contextlib.suppress(PeersMissingError):
+        try:
             if rank != 0:
                 self.coordination.get("end/first", timeout_s=_HEARD_S)
                 return
+        except PeersMissingError:
+            pass
+        except RuntimeError:
+            return  # cancelled: this process has come to its own end
         self._enter_leaving()
         message = f"rank {rank} is gone without a word"
         code = ExitCode.INFRASTRUCTURE

@@ -10,22 +10,24 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
 from models.context import Context
 from partitioning import pipeline
 from partitioning.collectives import MeshShape, branch_collectives
-from partitioning.mesh import axis_sizes, current_mesh
-from partitioning.pipeline import STAGE, Chain, Inputs, Placement
-from partitioning.rules import mesh_axes
-from partitioning.schedules import build_schedule
+from partitioning.mesh import axis_sizes
+from partitioning.mesh_config import ScheduleName
+from partitioning.pipeline import Placement
+from partitioning.pipeline_stage import STAGE, Chain, Inputs
+from partitioning.replicas import AXIS as REPLICAS
+from partitioning.replicas import inside, replica_axes
+from partitioning.schedules import Schedule, build_schedule
 from trainer.endings import UserError
 from trainer.paths import leaves, nest, split_frozen
 from trainer.program import Program
 from trainer.state import Group, gradient_layout
 from trainer.task import Batch, PipelinedTask, Sums
 
-REPLICAS = "data"
 Tree = Any
 Flat = dict[str, Any]
 
@@ -93,16 +95,13 @@ def check_branches(compiled: jax.stages.Compiled, program: Program) -> None:
         )
 
 
-def _replicas(program: Program) -> tuple[str, ...]:
-    """Mesh axes whose devices hold the same parameters and other rows."""
-    return (REPLICAS,) if program.mesh.shape[REPLICAS] > 1 else ()
-
-
 def _placement(program: Program) -> Placement:
-    return Placement(mesh=program.mesh, replicas=_replicas(program), idle=program.pipeline.idle)
+    return Placement(
+        mesh=program.mesh, replicas=replica_axes(program.mesh), idle=program.pipeline.idle
+    )
 
 
-def _schedule(program: Program, name: Any = None) -> Any:
+def _schedule(program: Program, name: ScheduleName | None = None) -> Schedule:
     return build_schedule(
         name or program.pipeline.schedule,
         stages=program.mesh.shape[STAGE],
@@ -141,7 +140,7 @@ def _chain(program: Program, group: Group, parts: tuple[Batch, jax.Array]) -> Ch
         model = nnx.merge(program.graph, nest(absent | flat), held["variables"])
         key = None if held["step"] is None else program.dropout_key(held["step"])
         return model, Context(
-            shard=program.shard, dropout_key=key, rows=part[1], replicas=_replicas(program)
+            shard=program.shard, dropout_key=key, rows=part[1], replicas=replica_axes(program.mesh)
         )
 
     def enter(shared: Any, part: Any) -> tuple[jax.Array, Sums]:
@@ -167,24 +166,17 @@ def _chain(program: Program, group: Group, parts: tuple[Batch, jax.Array]) -> Ch
         repeat=repeat,
         leave=leave,
         place=lambda x: program.shard(x, *task.between),
-        place_stacked=_placing(stacked_at, program.mesh),
-        place_shared=_placing(shared_at, program.mesh),
+        place_stacked=_placing(stacked_at),
+        place_shared=_placing(shared_at),
     )
 
 
-def _placing(layout: Mapping[str, NamedSharding], mesh: Mesh) -> Callable[[Flat], Flat]:
+def _placing(layout: Mapping[str, NamedSharding]) -> Callable[[Flat], Flat]:
     def place(gradients: Flat) -> Flat:
         return {
-            p: jax.lax.with_sharding_constraint(x, inside(layout[p])) for p, x in gradients.items()
+            path: jax.lax.with_sharding_constraint(x, inside(layout[path], taken=(STAGE, REPLICAS)))
+            for path, x in gradients.items()
         }
-
-    def inside(sharding: NamedSharding) -> NamedSharding:
-        # Stages and replicas are already split off here.
-        entries = (
-            tuple(axis for axis in mesh_axes(entry) if axis not in (STAGE, REPLICAS)) or None
-            for entry in sharding.spec
-        )
-        return NamedSharding(current_mesh(mesh), PartitionSpec(*entries))
 
     return place
 

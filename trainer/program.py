@@ -10,9 +10,9 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from partitioning.activations import Activations
-from partitioning.mesh_config import RulesConfig
+from partitioning.mesh_config import PipelineConfig, RulesConfig
 from partitioning.rules import activation_rules, check_rules
-from partitioning.schedules import PipelineConfig, layer_order
+from partitioning.schedules import layer_order
 from trainer.language_model import LanguageModelTask
 from trainer.optimizers import Schedule, build_optimizer, build_schedule
 from trainer.paths import path_of, split_frozen

@@ -6,6 +6,7 @@ the exit code that the launcher knows.
 
 import dataclasses
 import math
+from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 from absl import logging
@@ -15,7 +16,8 @@ from input_pipeline.loader import BatchLoader
 from input_pipeline.position import PositionRecord
 from launch.contract import ExitCode, Phase
 from partitioning import table
-from partitioning.mesh import describe
+from partitioning.mesh import axis_sizes, describe
+from partitioning.mesh_config import RulesConfig
 from trainer.ahead import CompiledAhead
 from trainer.assembly import Options, Setup, assemble, with_data
 from trainer.checkpoints.parameters import load_params
@@ -225,13 +227,24 @@ def describe_run(run: Run) -> None:
         run.say(line)
     if message := moved_schedule(run):
         logging.warning("%s", message)
+    for warning in layout_warnings(run.config.rules, sizes=axis_sizes(mesh), rows=rows):
+        logging.warning("%s", warning)
+
+
+def layout_warnings(
+    rules: RulesConfig, *, sizes: Mapping[str, int], rows: Sequence[table.Row]
+) -> Iterator[str]:
+    """Yields what is possible and rarely meant."""
+    if sizes["tensor"] > 1 and not rules.sequence_parallel:
+        yield (
+            "RulesConfig.sequence_parallel=False: every device of a tensor group keeps the whole "
+            "residual stream, which is only good for comparisons."
+        )
     share = table.replicated_share(rows)
-    if mesh.size > 1 and share > run.config.rules.max_replicated:
-        logging.warning(
-            "%.1f%% of the parameter bytes are replicated on every device, more than "
-            "RulesConfig.max_replicated=%.1f%%.",
-            100 * share,
-            100 * run.config.rules.max_replicated,
+    if math.prod(sizes.values()) > 1 and share > rules.max_replicated:
+        yield (
+            f"{share:.1%} of the parameter bytes are replicated on every device, more than "
+            f"RulesConfig.max_replicated={rules.max_replicated:.1%}."
         )
 
 

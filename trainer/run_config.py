@@ -5,8 +5,7 @@ from typing import Literal
 
 from input_pipeline.data_config import DataConfig
 from models.decoder_config import DecoderConfig
-from partitioning.mesh_config import MeshConfig, RulesConfig
-from partitioning.schedules import PipelineConfig
+from partitioning.mesh_config import MeshConfig, PipelineConfig, RulesConfig
 from trainer.optimizer_config import AdamW, OptimizerConfig, ScheduleConfig
 
 

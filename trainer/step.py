@@ -7,6 +7,7 @@ Shape suffixes: B global batch rows, M microbatches, T length.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from flax import nnx
 
 from models.context import Context
 from models.layers import wide
+from partitioning.replicas import inside, replica_axes, summed_over_replicas
 from trainer.paths import merge_frozen, split_frozen
 from trainer.pipeline import pipelined_gradients, pipelined_sums
 from trainer.program import Program
@@ -40,22 +42,12 @@ def build_train_step(program: Program) -> jax.stages.Wrapped:
         group = state.groups[MODEL]
         trainable, frozen = split_frozen(group.parameters, group.frozen)
 
-        def loss(trainable: Any, part: Batch, rows: jax.Array) -> tuple[jax.Array, Sums]:
-            parameters = merge_frozen(trainable, frozen)
-            model = nnx.merge(program.graph, parameters, group.variables)
-            ctx = Context(
-                shard=program.shard, dropout_key=program.dropout_key(state.step), rows=rows
-            )
-            total, weight, metrics = program.task.loss(model, part, ctx=ctx)
-            return total, (total, weight, metrics)
-
+        parts = cut_microbatches(batch, program.train.microbatches)
         if program.mesh.shape["stage"] > 1:
-            parts = cut_microbatches(batch, program.train.microbatches)
             found, gradients = pipelined_gradients(program, group, parts, step=state.step)
         else:
-            found, gradients = _accumulate(
-                loss, trainable, batch, microbatches=program.train.microbatches, layout=gradients_at
-            )
+            held = (frozen, group.variables, state.step)
+            found, gradients = _accumulate(program, (trainable, held), parts, layout=gradients_at)
         total, weight, sums = found
         scale = 1.0 / jnp.maximum(weight, 1e-9)
         norm = optax.tree.norm(jax.tree.map(wide, gradients)) * scale
@@ -125,43 +117,66 @@ def cut_microbatches(batch: Batch, microbatches: int) -> tuple[Batch, jax.Array]
 
 
 def _accumulate(
-    loss: Callable[..., tuple[jax.Array, Sums]],
-    trainable: Any,
-    batch: Batch,
-    *,
-    microbatches: int,
-    layout: Any,
+    program: Program, model: tuple[Any, Any], parts: tuple[Batch, jax.Array], *, layout: Any
 ) -> tuple[Sums, Any]:
-    """Sums losses, metrics and gradients over microbatches."""
-    rows = next(iter(batch.values())).shape[0]
-    gradient = jax.grad(loss, has_aux=True)
+    """Sums losses, metrics and gradients over microbatches.
 
-    def constrained(part: Batch, numbers: jax.Array) -> tuple[Any, Sums]:
-        gradients, sums = gradient(trainable, part, numbers)
-        if layout is not None:
-            gradients = jax.lax.with_sharding_constraint(gradients, layout)
-        return gradients, sums
+    Args:
+      program: fixed parts.
+      model: trainable parameters, and (frozen ones, variables, step).
+      parts: batch and row numbers, [M, rows, ...].
+      layout: where gradients live, or None.
+    """
+    microbatches = parts[1].shape[0]
+    replicas = replica_axes(program.mesh) if microbatches > 1 else ()
+    gradient = jax.grad(functools.partial(_loss, program, replicas=replicas), has_aux=True)
+
+    def placed(gradients: Any) -> Any:
+        if layout is None:
+            return gradients
+        there = jax.tree.map(lambda at: inside(at, taken=replicas), layout)
+        return jax.lax.with_sharding_constraint(gradients, there)
+
+    def one(model: tuple[Any, Any], part: tuple[Batch, jax.Array]) -> tuple[Any, Sums]:
+        gradients, sums = gradient(*model, *part)
+        return placed(gradients), sums
 
     if microbatches == 1:
-        gradients, sums = constrained(batch, jnp.arange(rows, dtype=jnp.int32))
+        gradients, sums = one(model, jax.tree.map(lambda x: x[0], parts))
         return sums, gradients
 
-    def widened(part: Batch, numbers: jax.Array) -> tuple[Any, Sums]:
-        # Sums of many small numbers need more digits than bfloat16 parameters have.
-        return jax.tree.map(wide, constrained(part, numbers))
+    def every(model: tuple[Any, Any], parts: tuple[Batch, jax.Array]) -> tuple[Any, Sums]:
+        def widened(part: tuple[Batch, jax.Array]) -> tuple[Any, Sums]:
+            # Sums of many small numbers need more digits than bfloat16 parameters have.
+            return jax.tree.map(wide, one(model, part))
 
-    def add(total: Any, part: tuple[Batch, jax.Array]) -> tuple[Any, None]:
-        return jax.tree.map(jnp.add, total, widened(*part)), None
+        def add(total: Any, part: tuple[Batch, jax.Array]) -> tuple[Any, None]:
+            return jax.tree.map(jnp.add, total, widened(part)), None
 
-    parts = cut_microbatches(batch, microbatches)
-    first = jax.tree.map(lambda x: x[0], parts)
-    zero = jax.tree.map(
-        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(widened, *first)
-    )
-    if layout is not None:
-        zero = (jax.lax.with_sharding_constraint(zero[0], layout), zero[1])
-    (gradients, sums), _ = jax.lax.scan(add, zero, parts)
+        shapes = jax.eval_shape(widened, jax.tree.map(lambda x: x[0], parts))
+        zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        return jax.lax.scan(add, (placed(zero[0]), zero[1]), parts)[0]
+
+    gradients, sums = summed_over_replicas(every, mesh=program.mesh)(model, parts)
     return sums, gradients
+
+
+def _loss(
+    program: Program,
+    trainable: Any,
+    held: tuple[Any, Any, jax.Array],
+    part: Batch,
+    rows: jax.Array,
+    *,
+    replicas: tuple[str, ...],
+) -> tuple[jax.Array, Sums]:
+    frozen, variables, step = held
+    model = nnx.merge(program.graph, merge_frozen(trainable, frozen), variables)
+    ctx = Context(
+        shard=program.shard, dropout_key=program.dropout_key(step), rows=rows, replicas=replicas
+    )
+    sums = program.task.loss(model, part, ctx=ctx)
+    return sums[0], sums
 
 
 def _apply(

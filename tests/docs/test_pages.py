@@ -8,6 +8,7 @@ import pytest
 
 from input_pipeline.dataset import build_dataset
 from launch.contract import VARIABLES, ExitCode, ending
+from partitioning import figures
 from partitioning.mesh_config import RulesConfig
 from partitioning.rules import mesh_axes
 from tests.docs import pages
@@ -52,6 +53,19 @@ def test_partitioning():
     pages.run("partitioning")
 
 
+def test_parallelism():
+    assert kinds("parallelism") == {"console", "gin", "python", "text"}
+    pages.run("parallelism")
+
+
+def test_the_figures_are_what_the_code_draws():
+    drawn = dict(figures.figures())
+    folder = figures.FIGURES
+    assert {path.name: path.read_text() for path in folder.iterdir()} == drawn
+    for name in drawn:
+        assert f"figures/{name}" in (REPOSITORY / "docs" / "parallelism.md").read_text()
+
+
 @pytest.mark.slow
 def test_processes(folder):
     pages.run("processes")
@@ -88,5 +102,5 @@ def test_every_rule_set_has_its_row():
 def test_every_page_with_examples_is_run_by_a_test():
     """Others: test_configuration.py, tests/trainer/checkpoints/test_docs.py."""
     found = {path.stem for path in (REPOSITORY / "docs").glob("*.md") if pages.examples(path.stem)}
-    ours = {"adding_a_dataset", "adding_a_model", "partitioning", "processes"}
+    ours = {"adding_a_dataset", "adding_a_model", "parallelism", "partitioning", "processes"}
     assert found == ours | {"configuration", "checkpoints"}

@@ -104,6 +104,7 @@ class Scene:
         processes: int,
         attempt: int = 1,
         last_rank: Sequence[str] = (),
+        environ: dict[str, str] | None = None,
     ) -> list[subprocess.Popen[str]]:
         """Starts the processes of one attempt as a launcher would; ``last_rank`` gets more."""
         port = free_port()
@@ -122,7 +123,7 @@ class Scene:
                 run_dir,
                 *arguments,
                 *extra[rank],
-                environ={**shared, "LAUNCH_PROCESS_ID": str(rank)},
+                environ={**shared, **(environ or {}), "LAUNCH_PROCESS_ID": str(rank)},
             )
             for rank in range(processes)
         ]

@@ -54,3 +54,16 @@ def test_a_run_goes_on_with_other_stages_and_chunks(scene: Scene) -> None:
     one, other = scene.parameters("changing"), scene.parameters("whole")
     for name, value in other.items():
         np.testing.assert_allclose(one[name], value, atol=5e-3, err_msg=name)
+
+
+def test_stages_on_two_processes_report_the_losses_of_one_process(scene: Scene) -> None:
+    plan = ("--gin.MeshConfig.data=2", *FILL, *stages(2, chunks=2, steps=8))
+    gang = scene.gang("apart", *plan, processes=2, environ={"JAX_NUM_CPU_DEVICES": "2"})
+    for process in gang:
+        output, _ = process.communicate(timeout=300)
+        assert process.returncode == 0, output
+        assert "Traceback" not in output
+    one = scene.start("beside", *plan, environ={"JAX_NUM_CPU_DEVICES": "4"})
+    output, _ = one.communicate(timeout=300)
+    assert one.returncode == 0, output
+    assert scene.losses("apart") == scene.losses("beside")

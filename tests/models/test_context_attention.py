@@ -14,14 +14,16 @@ from models.context_attention import Scoring, attend_over_context
 from partitioning import attention_pair
 from partitioning.activations import Activations
 from partitioning.attention_pair import Places
-from partitioning.collectives import instruction_counts
+from partitioning.collectives import branch_collectives, instruction_counts
 from partitioning.mesh import build_mesh
 from partitioning.mesh_config import MeshConfig, RulesConfig
 from partitioning.ring import edges_of_halves, visible_halves
 from partitioning.rules import activation_rules
 from partitioning.sequence_layout import dealt_columns
-from tests.partitioning.branches import collectives_in_branches, count_conditionals
+from trainer.certificate import programs
 from trainer.certificate.one_step import fast_compilation
+from trainer.state import init_state
+from trainer.step import build_train_step
 
 B, T, H, K = 2, 32, 4, 4
 MESH = MeshConfig(context=4, tensor=2)
@@ -71,11 +73,13 @@ def full(q, k, v, positions, segments, scoring):
 
 
 def with_gradients(attention):
-    def scalar(q, k, v, w, *rest):
-        y = attention(q, k, v, *rest)
-        return (y * w).sum(), y
+    """Returns (q, k, v, gradient of the output, ...) -> output and gradients of q, k, v."""
 
-    return jax.value_and_grad(scalar, argnums=(0, 1, 2), has_aux=True)
+    def both(q, k, v, dy, *rest):
+        y, back = jax.vjp(lambda q, k, v: attention(q, k, v, *rest), q, k, v)
+        return (y, *back(dy))
+
+    return both
 
 
 def shard_of(mesh):
@@ -129,16 +133,13 @@ def found(program, arrays, places, layout):
     run, shardings = program
     columns = order_of(layout)
     given = [x[:, columns] for x in (*arrays, *places)]
-    (_, y), gradients = run(*jax.device_put(given, shardings))
     back = np.argsort(columns)
-    return [np.asarray(x)[:, back] for x in (y, *gradients)]
+    return [np.asarray(x)[:, back] for x in run(*jax.device_put(given, shardings))]
 
 
 def expected(arrays, places, scoring):
-    (_, y), gradients = jax.jit(with_gradients(functools.partial(full, scoring=scoring)))(
-        *arrays, *places
-    )
-    return [np.asarray(x) for x in (y, *gradients)]
+    run = jax.jit(with_gradients(functools.partial(full, scoring=scoring)))
+    return [np.asarray(x) for x in run(*arrays, *places)]
 
 
 def worst(one, other):
@@ -163,8 +164,8 @@ def test_key_value_heads_fewer_than_tensor_ranks_are_shared(way):
     arrays, places = inputs(2), documents("packed")
     program = compiled(way, 2, PLAIN, mesh=MeshConfig(context=2, tensor=4))
     run, shardings = program
-    (_, y), gradients = run(*jax.device_put([*arrays, *places], shardings))
-    assert worst([y, *gradients], expected(arrays, places, PLAIN)) < 1e-13
+    found = run(*jax.device_put([*arrays, *places], shardings))
+    assert worst(found, expected(arrays, places, PLAIN)) < 1e-13
 
 
 def test_control_a_mask_shifted_by_one_is_seen(monkeypatch):
@@ -217,8 +218,7 @@ def text(way, kv_heads, **rest):
 @pytest.mark.parametrize("kv_heads", [4, 2])
 def test_keys_go_round_in_the_ring_and_are_gathered_otherwise(kv_heads):
     ring, gathered = (instruction_counts(text(way, kv_heads)) for way in WAYS)
-    # All-reduces are this test's own sum; what the ring gathers are a few numbers of every half.
-    assert ring.pop("all-reduce") == gathered.pop("all-reduce") == 2
+    # What the ring gathers are a few numbers of every half.
     assert ring.pop("collective-permute") > 0
     assert ring == {"all-gather": 1}
     assert gathered == {"all-gather": 4, "reduce-scatter": 2}
@@ -236,26 +236,8 @@ def test_keys_go_round_in_the_ring_and_are_gathered_otherwise(kv_heads):
 )
 def test_no_collective_stands_in_a_branch(kv_heads, mesh):
     program = text("ring", kv_heads, mesh=mesh)
-    assert count_conditionals(program) >= 8
-    assert collectives_in_branches(program) == {}
-
-
-def test_control_a_collective_in_a_branch_is_found():
-    shard = shard_of(MESH)
-
-    def local(x, flag):
-        return jax.lax.cond(flag[0], lambda y: jax.lax.psum(y, "context"), lambda y: y * 4, x)
-
-    run = jax.shard_map(
-        local,
-        mesh=shard.mesh,
-        in_specs=(P("context"), P()),
-        out_specs=P("context"),
-        axis_names={"context"},
-        check_vma=False,
-    )
-    hlo = jax.jit(run).lower(np.ones(8), np.ones(1, bool)).compile().as_text()
-    assert collectives_in_branches(hlo) == {"all-reduce": 1}
+    assert program.count(" conditional(") >= 8
+    assert not branch_collectives(program)
 
 
 def test_queries_taken_a_block_at_a_time_give_the_same(monkeypatch):
@@ -282,3 +264,15 @@ def test_a_row_that_does_not_divide_into_halves_is_refused():
     at = Tokens(positions=np.zeros((B, 20)), segments=np.zeros((B, 20)))
     with pytest.raises(ValueError, match="20 tokens is not a multiple of 8"):
         attend_over_context(q, k, v, at, way="ring", scoring=PLAIN, shard=shard)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("mesh", [MeshConfig(tensor=2), MeshConfig(context=2, tensor=2)], ids=str)
+def test_a_step_in_bfloat16_compiles(way, mesh):
+    """A 16-bit sum over one axis, the others left to the partitioner, ends XLA's CPU compiler."""
+    model = programs.decoder(
+        dtype="bfloat16", param_dtype="float32", layers=1, context_attention=way
+    )
+    program = programs.program(model, mesh=mesh, rules=programs.rules("cp"))
+    _, metrics = build_train_step(program)(init_state(program), programs.batch("packed"))
+    assert np.isfinite(metrics["loss"])

@@ -15,7 +15,8 @@ from partitioning import pipeline
 from partitioning.collectives import MeshShape, collectives
 from partitioning.mesh import build_mesh
 from partitioning.mesh_config import MeshConfig
-from partitioning.pipeline import Chain, Inputs, Placement
+from partitioning.pipeline import Placement
+from partitioning.pipeline_stage import Chain, Inputs
 from partitioning.schedules import IDLE, build_schedule, layer_order
 
 WIDTH, ROWS, EACH = 4, 6, 2
@@ -143,7 +144,7 @@ def worst(found, expected):
 
 
 @pytest.mark.parametrize(("name", "stages", "chunks", "microbatches"), CASES)
-@pytest.mark.parametrize("idle", ["skip", "compute"])
+@pytest.mark.parametrize("idle", ["auto", "compute"])
 def test_loss_visits_and_every_gradient_equal_a_plain_loop(
     name, stages, chunks, microbatches, idle
 ):

@@ -8,12 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partitioning import timeline
-from partitioning.schedules import (
-    IDLE,
-    PipelineConfig,
-    build_schedule,
-    layer_order,
-)
+from partitioning.mesh_config import PipelineConfig
+from partitioning.schedules import IDLE, build_schedule, layer_order
 
 NAMES = ("circular", "1f1b")
 

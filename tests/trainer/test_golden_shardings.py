@@ -99,6 +99,7 @@ PLANS = {
     "tp 4, no SP": ("tp", MeshConfig(tensor=4), False),
     "tp 4": ("tp", MeshConfig(tensor=4), True),
     "fsdp_tp, no SP": ("fsdp_tp", MeshConfig(fsdp=4, tensor=2), False),
+    "cp 4 x tensor 2": ("cp", MeshConfig(context=4, tensor=2), True),
 }
 
 

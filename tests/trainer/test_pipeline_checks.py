@@ -7,8 +7,7 @@ import jax
 import pytest
 
 from partitioning.mesh import build_mesh
-from partitioning.mesh_config import AXES, MeshConfig
-from partitioning.schedules import PipelineConfig
+from partitioning.mesh_config import AXES, MeshConfig, PipelineConfig
 from trainer.assembly import check_batch
 from trainer.certificate import programs
 from trainer.pipeline_checks import check_pipeline

@@ -11,11 +11,18 @@ from jax.sharding import PartitionSpec as P
 
 from partitioning import table
 from partitioning.collectives import instruction_counts
-from partitioning.mesh_config import MeshConfig
+from partitioning.mesh_config import AXES, MeshConfig, RulesConfig
 from trainer import run as trainer_run
 from trainer.certificate import one_step, programs
 from trainer.paths import path_of
-from trainer.state import MODEL, abstract_state, from_portable, init_state, to_portable
+from trainer.state import (
+    MODEL,
+    abstract_state,
+    from_portable,
+    init_state,
+    parameter_rows,
+    to_portable,
+)
 from trainer.step import build_train_step
 
 MODEL_32 = programs.decoder(dtype="float32", param_dtype="float32", qkv_bias=True)
@@ -224,3 +231,18 @@ def test_a_missing_rule_is_an_error_with_the_parameter_s_name():
     )
     with pytest.raises(ValueError, match=r"mlp/.*/?kernel: the logical axis 'mlp' has no rule"):
         abstract_state(program)
+
+
+def test_a_start_warns_of_whole_residual_streams_and_of_replicated_bytes():
+    rules = RulesConfig(sequence_parallel=False)
+    mesh = MeshConfig(tensor=2, fsdp=4)
+    program = programs.program(MODEL_32, mesh=mesh, rules=without("mlp", without("embed", rules)))
+    rows = parameter_rows(program)
+    sizes = {**dict.fromkeys(AXES, 1), "tensor": 2, "fsdp": 4}
+    whole, replicated_bytes = trainer_run.layout_warnings(program.rules, sizes=sizes, rows=rows)
+    assert "sequence_parallel=False" in whole
+    assert "replicated on every device" in replicated_bytes
+    good = programs.program(MODEL_32, mesh=mesh, rules=RulesConfig())
+    assert not list(trainer_run.layout_warnings(good.rules, sizes=sizes, rows=parameter_rows(good)))
+    alone = trainer_run.layout_warnings(program.rules, sizes=dict.fromkeys(AXES, 1), rows=rows)
+    assert not list(alone)

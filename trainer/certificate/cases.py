@@ -3,8 +3,7 @@
 from typing import Any
 
 from models.experts_config import ExpertsConfig
-from partitioning.mesh_config import MeshConfig
-from partitioning.schedules import PipelineConfig
+from partitioning.mesh_config import MeshConfig, PipelineConfig
 from trainer.certificate.one_step import Case
 
 _DATA, _FSDP = MeshConfig(data=8), MeshConfig(fsdp=8)

@@ -16,8 +16,8 @@ import numpy as np
 from models import context
 from partitioning import attention_pair, schedules
 from partitioning.activations import Activations
-from partitioning.mesh_config import MeshConfig
-from partitioning.schedules import PipelineConfig, Schedule
+from partitioning.mesh_config import MeshConfig, PipelineConfig, ScheduleName
+from partitioning.schedules import Schedule
 from trainer.certificate.cases import EXPERTS_MODEL as EXPERTS
 from trainer.certificate.one_step import Case
 from trainer.language_model import LanguageModelTask
@@ -65,7 +65,7 @@ def _swapped_stages() -> Any:
 def _short_stash() -> Any:
     right = schedules.build_schedule
 
-    def short(name: schedules.Name, **sizes: int) -> Schedule:
+    def short(name: ScheduleName, **sizes: int) -> Schedule:
         schedule = right(name, **sizes)
         stash, slots = schedule.stash, schedule.stash.slots - 1
         vars(schedule)["stash"] = dataclasses.replace(

@@ -16,8 +16,7 @@ import numpy as np
 import optax
 
 from models.decoder_config import DecoderConfig
-from partitioning.mesh_config import ContextLayout, MeshConfig, RulesConfig
-from partitioning.schedules import PipelineConfig
+from partitioning.mesh_config import ContextLayout, MeshConfig, PipelineConfig, RulesConfig
 from partitioning.sequence_layout import dealt_columns
 from trainer.certificate import programs
 from trainer.paths import path_of

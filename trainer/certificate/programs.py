@@ -14,8 +14,7 @@ import numpy as np
 
 from models.decoder_config import DecoderConfig
 from partitioning.mesh import build_mesh
-from partitioning.mesh_config import AXES, MeshConfig, RulesConfig
-from partitioning.schedules import PipelineConfig
+from partitioning.mesh_config import AXES, MeshConfig, PipelineConfig, RulesConfig
 from trainer import config
 from trainer.optimizer_config import SGD, OptimizerConfig, ScheduleConfig
 from trainer.program import Program, build_program, build_task
