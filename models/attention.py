@@ -8,6 +8,7 @@ R query heads per key/value head, K head_dim.
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -73,11 +74,11 @@ class Attention(nnx.Module):
         )
         heads, kv = ("embed", "heads", "head_dim"), ("embed", "kv_heads", "head_dim")
         bias = config.qkv_bias
-        self.query = Dense((D,), (H, K), axes=heads, config=config, rngs=rngs, bias=bias)
-        self.key = Dense((D,), (G, K), axes=kv, config=config, rngs=rngs, bias=bias)
-        self.value = Dense((D,), (G, K), axes=kv, config=config, rngs=rngs, bias=bias)
-        out = ("heads", "head_dim", "embed")
-        self.out = Dense((H, K), (D,), axes=out, config=config, rngs=rngs)
+        dense = functools.partial(Dense, config=config, rngs=rngs, precision=config.matmul)
+        self.query = dense((D,), (H, K), axes=heads, bias=bias)
+        self.key = dense((D,), (G, K), axes=kv, bias=bias)
+        self.value = dense((D,), (G, K), axes=kv, bias=bias)
+        self.out = dense((H, K), (D,), axes=("heads", "head_dim", "embed"))
         self.query_norm = RMSNorm(K, config=config) if config.qk_norm else None
         self.key_norm = RMSNorm(K, config=config) if config.qk_norm else None
 

@@ -7,16 +7,13 @@ import dataclasses
 from typing import Literal
 
 from models.experts_config import ExpertsConfig
-
-RematPolicy = str
-"""'none', 'selective', 'full', or 'save:' and names from SAVEABLE; see models/stack.py."""
+from models.remat import Remat
 
 ContextAttention = Literal["all_gather", "ring"]
 """How tokens split over the context axis see each other; see models/context_attention.py."""
 
-SAVEABLE = ("query", "key", "value", "attention", "attention_out", "mlp_up", "mlp_gate")
-"""Values of a block that the backward pass may find saved; 'selective' saves all of them."""
-
+SCAN_ABOVE = 8
+"""Repeats of the pattern above which they are scanned if nothing else is said."""
 
 KINDS = ("global", "local", "global+experts", "local+experts")
 """Block kinds: what attention sees, and whether the feed-forward layer is one of experts."""
@@ -84,9 +81,15 @@ class DecoderConfig:
       dtype: dtype of activations.
       param_dtype: dtype of parameters.
       init_scale: multiplies the standard deviation of every matrix.
-      remat: what the backward pass recomputes.
+      remat: what a block's backward pass finds of its forward pass: "none" computes nothing again,
+        "selective" no product with parameters (attention scores are, as fused kernels do anyway),
+        "full" everything. Or by name, as in "save:attention;offload:mlp_up,mlp_gate": what to
+        keep, what to move to host memory until it is needed; the rest is computed again. Names:
+        models/remat.py.
       scan_layers: True scans over the repeats of the pattern (short compile), False unrolls
         (faster on CPU); None scans above eight repeats.
+      matmul: "int8" and "fp8" compute the blocks' projections in eight bits, forward and backward;
+        needs the package qwix. Head, router, attention scores and routed experts keep ``dtype``.
       attention: "auto" takes cuDNN's kernel where it exists and XLA elsewhere.
       context_attention: how attention works where the sequence is split over devices:
         "all_gather" brings all keys and values to each, "ring" lets them go round, which holds
@@ -122,8 +125,9 @@ class DecoderConfig:
     dtype: Literal["float32", "bfloat16", "float64"] = "bfloat16"
     param_dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     init_scale: float = 1.0
-    remat: RematPolicy = "none"
+    remat: str = "none"
     scan_layers: bool | None = None
+    matmul: Literal["default", "int8", "fp8"] = "default"
     attention: Literal["auto", "xla", "cudnn"] = "auto"
     context_attention: ContextAttention = "all_gather"
     loss_chunks: int = 1
@@ -131,13 +135,7 @@ class DecoderConfig:
     def __post_init__(self) -> None:
         self._check_sizes()
         self._check_blocks()
-        names = self.remat.removeprefix("save:").split(",")
-        saves = self.remat.startswith("save:") and not set(names) - set(SAVEABLE)
-        if self.remat not in ("none", "selective", "full") and not saves:
-            raise ValueError(
-                f"DecoderConfig.remat={self.remat!r}: allowed are 'none', 'selective', 'full' and "
-                f"'save:' with names from {', '.join(SAVEABLE)}."
-            )
+        self._check_remat()
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"DecoderConfig.dropout={self.dropout} is not in [0, 1).")
 
@@ -182,6 +180,26 @@ class DecoderConfig:
                 f"DecoderConfig.experts={self.experts} with the block kinds {sorted(kinds)}: set "
                 "experts to @ExpertsConfig() and name a kind with '+experts', or neither."
             )
+
+    def _check_remat(self) -> None:
+        remat = self.remat_choices
+        if remat is not None and remat.offload and not self.scanned:
+            raise ValueError(
+                f"DecoderConfig.remat={self.remat!r} offloads, but the layers are unrolled, where "
+                "the compiler leaves the values on the device until shortly before they are "
+                "needed. Set DecoderConfig.scan_layers=True, or 'save:' instead of 'offload:'."
+            )
+
+    @property
+    def remat_choices(self) -> Remat | None:
+        """What ``remat`` says of each named value; None keeps all of them."""
+        return Remat.parse(self.remat)
+
+    @property
+    def scanned(self) -> bool:
+        """Whether the repeats of the pattern are scanned rather than unrolled."""
+        scan = self.repeats > SCAN_ABOVE if self.scan_layers is None else self.scan_layers
+        return scan and self.repeats > 1
 
     @property
     def repeats(self) -> int:

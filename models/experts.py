@@ -224,8 +224,8 @@ class Experts(nnx.Module):
         )
         row_A = dispatch.rows_of(groups_A, rank_A, layout)
         from_row_R = dispatch.members_of(row_A, rows=layout.rows)
-        x_RD = _scatter(x_ND, row_A, from_row_R)
-        y_RD = self._compute(x_RD, weights, layout, at)
+        x_RD = checkpoint_name(_scatter(x_ND, row_A, from_row_R), "expert_in")
+        y_RD = checkpoint_name(self._compute(x_RD, weights, layout, at), "expert_out")
         return gather_rows(y_RD, row_A, from_row_R[None]), sizes_E
 
     def _exchanged(
@@ -246,8 +246,9 @@ class Experts(nnx.Module):
         got_PL = _swap(sizes_PL, at=at)
         got_P = got_PL.sum(axis=1, dtype=jnp.int32)
         got_RD = self._exchange(_scatter(x_ND, row_A, from_row_R), sent_P, got_P, at=at)
+        got_RD = checkpoint_name(got_RD, "expert_in")
         y_RD = self._received(got_RD, got_PL, weights, at=at, tokens=x_ND.shape[0])
-        y_RD = self._exchange(y_RD, got_P, sent_P, at=at)
+        y_RD = checkpoint_name(self._exchange(y_RD, got_P, sent_P, at=at), "expert_out")
         return gather_rows(y_RD, row_A, from_row_R[None]), sizes_E
 
     def _exchange(

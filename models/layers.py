@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from models.context import Context
 from models.decoder_config import DecoderConfig
+from models.quantized_matmul import Precision, quantized_matmul
 from partitioning.manual import per_rank
 
 Axes = tuple[str, ...]
@@ -53,7 +54,9 @@ def truncated_normals() -> np.ndarray:
     return values / values.std()
 
 
-def matmul(x: jax.Array, w: jax.Array, *, contract: int, ctx: Context) -> jax.Array:
+def matmul(
+    x: jax.Array, w: jax.Array, *, contract: int, ctx: Context, precision: Precision = "default"
+) -> jax.Array:
     """Contracts the last ``contract`` dimensions of ``x`` with the first ones of ``w``.
 
     Args:
@@ -61,11 +64,14 @@ def matmul(x: jax.Array, w: jax.Array, *, contract: int, ctx: Context) -> jax.Ar
       w: [*inputs, *outputs] parameters; cast to the dtype of ``x``.
       contract: how many dimensions ``inputs`` has.
       ctx: says whether the two-dimensional form is used (see Activations.flatten_matmuls).
+      precision: "int8" and "fp8" multiply in eight bits; see models/quantized_matmul.py.
 
     Returns:
       [..., *outputs] in the dtype of ``x``.
     """
     w = w.astype(x.dtype)
+    if precision != "default":
+        return quantized_matmul(x, w, contract=contract, precision=precision)
     lead, outputs = x.shape[: x.ndim - contract], w.shape[contract:]
     if not ctx.shard.flatten_matmuls:
         return jnp.tensordot(x, w, axes=contract)
@@ -112,9 +118,11 @@ class Dense(nnx.Module):
         config: DecoderConfig,
         rngs: nnx.Rngs,
         bias: bool = False,
+        precision: Precision = "default",
     ):
         """Creates ``kernel [*inputs, *outputs]``, named by ``axes``, and ``bias [*outputs]``."""
         self.contract = len(inputs)
+        self.precision: Precision = precision
         self.kernel = normal_parameter(
             rngs,
             shape=(*inputs, *outputs),
@@ -130,7 +138,7 @@ class Dense(nnx.Module):
 
     def __call__(self, x: jax.Array, ctx: Context) -> jax.Array:
         """[..., *inputs] -> [..., *outputs]."""
-        y = matmul(x, self.kernel[...], contract=self.contract, ctx=ctx)
+        y = matmul(x, self.kernel[...], contract=self.contract, ctx=ctx, precision=self.precision)
         return y if self.bias is None else y + self.bias[...].astype(y.dtype)
 
 
@@ -164,10 +172,10 @@ class FeedForward(nnx.Module):
         D, F = (config.embed_dim,), (config.mlp_dim if mlp_dim is None else mlp_dim,)
         self.activation = config.activation
         up, down = ("embed", "mlp"), ("mlp", "embed")
-        self.up = Dense(D, F, axes=up, config=config, rngs=rngs)
-        gated = config.activation != "gelu"
-        self.gate = Dense(D, F, axes=up, config=config, rngs=rngs) if gated else None
-        self.down = Dense(F, D, axes=down, config=config, rngs=rngs)
+        dense = functools.partial(Dense, config=config, rngs=rngs, precision=config.matmul)
+        self.up = dense(D, F, axes=up)
+        self.gate = dense(D, F, axes=up) if config.activation != "gelu" else None
+        self.down = dense(F, D, axes=down)
 
     def __call__(self, x_BTD: jax.Array, ctx: Context) -> jax.Array:
         """[B, T, D] -> [B, T, D]."""

@@ -18,11 +18,11 @@ from flax import nnx
 
 from models.attention import Attention, Decoding, KeyValueCache, Tokens
 from models.context import Context, dropout
-from models.decoder_config import SAVEABLE, DecoderConfig, has_experts, is_local
+from models.decoder_config import DecoderConfig, has_experts, is_local
 from models.experts import Experts
 from models.layers import FeedForward, RMSNorm
+from models.remat import Remat
 
-SCAN_ABOVE = 8
 RESIDUAL = ("act_batch", "act_length_residual", "act_embed")
 INSIDE = ("act_batch", "act_length", "act_embed")
 
@@ -101,9 +101,8 @@ class Stack(nnx.Module):
           key: parameter key of all blocks.
         """
         self.first, self.repeats = first, repeats
-        self.remat = config.remat
-        scan = config.scan_layers
-        self.scan = repeats > 1 and (config.repeats > SCAN_ABOVE if scan is None else scan)
+        self.remat = config.remat_choices
+        self.scan = repeats > 1 and config.scanned
         blocks = {}
         for position, kind in enumerate(kinds):
 
@@ -164,7 +163,7 @@ class Stack(nnx.Module):
                     extended[name] = cache
             return x, (extended if caches is not None else None, add_reports(*reports))
 
-        run = rematerialized(repeat, policy=self.remat, scanned=self.scan)
+        run = rematerialized(repeat, remat=self.remat, scanned=self.scan)
         if self.scan:
             x_BTD, (caches, reports) = jax.lax.scan(
                 lambda x, each: run(x, *each), x_BTD, (numbers, stacked, caches)
@@ -201,26 +200,29 @@ def gathered(h: jax.Array, ctx: Context) -> jax.Array:
 
 
 def rematerialized(
-    function: Callable[..., Any], *, policy: str, scanned: bool
+    function: Callable[..., Any], *, remat: Remat | None, scanned: bool
 ) -> Callable[..., Any]:
-    """Wraps ``function`` so that its backward pass recomputes what ``policy`` does not save.
+    """Wraps ``function`` so that its backward pass recomputes what ``remat`` does not keep.
 
     Args:
       function: one repeat of the pattern.
-      policy: "none" saves everything, "selective" the outputs of matrix multiplications and
-        attention, "full" only the inputs, "save:a,b" the named values; DecoderConfig checked it.
+      remat: what is kept besides the inputs, and where; None keeps everything.
       scanned: a scan already keeps the compiler from merging both computations.
     """
-    if policy == "none":
+    if remat is None:
         return function
-    names = {"full": (), "selective": SAVEABLE}.get(policy)
-    if names is None:
-        names = tuple(policy.removeprefix("save:").split(","))
-    return jax.checkpoint(
-        function,
-        policy=jax.checkpoint_policies.save_only_these_names(*names),
-        prevent_cse=not scanned,
+    policies = jax.checkpoint_policies
+    policy = (
+        policies.save_and_offload_only_these_names(
+            names_which_can_be_saved=remat.save,
+            names_which_can_be_offloaded=remat.offload,
+            offload_src="device",
+            offload_dst="pinned_host",
+        )
+        if remat.offload
+        else policies.save_only_these_names(*remat.save)
     )
+    return jax.checkpoint(function, policy=policy, prevent_cse=not scanned)
 
 
 def _unstack(tree: Any, repeats: int) -> list[Any]:

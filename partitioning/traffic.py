@@ -210,7 +210,7 @@ class _Step:
         if tensor == 1:
             return
         model, whole = self.model, self._residual
-        recomputed = model.remat != "none"
+        recomputed = model.remat_choices is not None
         again = 1 if self._recomputes_attention else 0
         replicated = 1 if model.kv_heads % tensor else 0
         blocks = model.layers * whole
@@ -281,8 +281,8 @@ class _Step:
     @property
     def _recomputes_attention(self) -> bool:
         """Whether the backward pass computes the attention sublayer's output again."""
-        saved = self.model.remat.removeprefix("save:").split(",")
-        return self.model.remat not in ("none", "selective") and "attention_out" not in saved
+        choices = self.model.remat_choices
+        return choices is not None and "attention_out" not in choices.kept
 
     def _summed(self, axes: tuple[str, ...]) -> set[str]:
         """Mesh axes over which a gradient is a sum: all that split the batch or the sequence."""

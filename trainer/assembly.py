@@ -19,12 +19,14 @@ from input_pipeline.placement import local_rows
 from launch.contract import ExitCode
 from models.decoder_config import DecoderConfig
 from models.experts import check_platform
+from models.quantized_matmul import check_installed
 from partitioning.mesh import axis_sizes, build_mesh
 from partitioning.sequence_layout import dealt_columns
 from trainer.checkpoints.root import UNWRITABLE
 from trainer.context_length import check_context
 from trainer.distributed import Participant
 from trainer.endings import user_error
+from trainer.memory_checks import check_memory
 from trainer.pipeline_checks import check_pipeline
 from trainer.program import Program, build_program, build_task
 from trainer.run_config import LanguageModel, RunConfig
@@ -116,6 +118,7 @@ def assemble(config: RunConfig) -> tuple[Program, dict[str, NamedSharding]]:
             platform = mesh.devices.flat[0].platform
             check_experts(config.task.model, devices=mesh.shape["expert"], platform=platform)
         check_context(config, sizes=axis_sizes(mesh))
+        check_memory(config, mesh=mesh)
         task = build_task(config.task)
         program = build_program(config, task=task, mesh=mesh)
         check_axes(program)
@@ -181,6 +184,7 @@ def check_decoder(config: RunConfig) -> None:
     task, length = config.task, config.data.sequence_length
     if not isinstance(task, LanguageModel):
         return
+    check_installed(task.model.matmul)
     if length % task.model.loss_chunks:
         raise ValueError(
             f"DecoderConfig.loss_chunks={task.model.loss_chunks} does not divide "

@@ -22,6 +22,7 @@ from partitioning.mesh import axis_sizes, build_mesh
 from partitioning.mesh_config import AXES
 from partitioning.targets import target_devices
 from trainer.assembly import check_axes, check_batch, check_decoder
+from trainer.memory_checks import check_memory
 from trainer.program import Program, build_program, build_task
 from trainer.run_config import RunConfig
 from trainer.state import abstract_state
@@ -48,12 +49,14 @@ class Memory:
       outputs: new state and metrics; mostly in the arguments' place.
       aliased: share of the outputs that takes the arguments' place.
       temporary: everything between.
+      host: temporaries in host memory, which count for no other.
     """
 
     arguments: int
     outputs: int
     aliased: int
     temporary: int
+    host: int = 0
 
     @property
     def peak(self) -> int:
@@ -110,6 +113,7 @@ def target_program(
     count = device_count(run) if devices is None else devices
     mesh = build_mesh(run.mesh, devices=target_devices(target, devices=count, slices=slices))
     check_batch(run, mesh=mesh)
+    check_memory(run, mesh=mesh)
     program = build_program(run, task=build_task(run.task), mesh=mesh)
     check_axes(program)
     return program
@@ -153,6 +157,7 @@ def compile_train_step(
             outputs=stats.output_size_in_bytes,
             aliased=stats.alias_size_in_bytes,
             temporary=stats.temp_size_in_bytes,
+            host=stats.host_temp_size_in_bytes,
         ),
         complaints=complaints("".join(said)),
     )

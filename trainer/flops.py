@@ -99,6 +99,11 @@ def utilization(flops: StepFlops, *, program: Program, convention: Convention) -
     )
 
 
+def traced_products(jaxpr: core.Jaxpr) -> float:
+    """Returns operations of all matrix products of a traced program, recomputed ones included."""
+    return sum(flops for flops, _ in _products(jaxpr, 1))
+
+
 def _products(jaxpr: core.Jaxpr, times: int) -> Iterator[tuple[float, bool]]:
     """Yields (operations, whether it has batch dimensions) of every product, inner programs too.
 

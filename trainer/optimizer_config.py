@@ -3,6 +3,9 @@
 import dataclasses
 from typing import Literal
 
+_LAST_DIGIT = 2.0**-8
+"""Largest relative change that rounding to bfloat16 may undo."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
@@ -13,11 +16,29 @@ class OptimizerConfig:
       decay_exclude: regular expressions of parameter paths (``layers/norm/scale``) without decay.
       groups: triples (path pattern, learning-rate factor, weight-decay factor); the first pattern
         that matches a parameter's path applies.
+      moment_dtype: dtype of moments and momentum between steps; the update is always computed in
+        32 bits or more. "float32" keeps more where parameters have more.
     """
 
     weight_decay: float = 0.0
     decay_exclude: tuple[str, ...] = (r"(^|/)(scale|bias)$",)
     groups: tuple[tuple[str, float, float], ...] = ()
+    moment_dtype: Literal["float32", "bfloat16"] = "float32"
+
+    def __post_init__(self) -> None:
+        if self.moment_dtype == "bfloat16":
+            self._check_decays()
+
+    def _check_decays(self) -> None:
+        """Refuses a decay whose steps bfloat16, with 8 bits of significance, would round away."""
+        for name in ("b1", "b2", "momentum"):
+            if getattr(self, name, 0.0) > 1 - _LAST_DIGIT:
+                raise ValueError(
+                    f"{type(self).__name__}.moment_dtype='bfloat16' with {name}="
+                    f"{getattr(self, name)}: a step changes that moment by less than its last "
+                    f"digit, so that it would never fall. Take {name}={1 - _LAST_DIGIT} or less, "
+                    "or moment_dtype='float32'."
+                )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,6 +69,12 @@ class Adafactor(OptimizerConfig):
     decay_rate: float = 0.8
     min_dim_to_factor: int = 128
     clip_threshold: float = 1.0
+
+    def _check_decays(self) -> None:
+        raise ValueError(
+            "Adafactor.moment_dtype='bfloat16': its decay approaches 1 as the run goes on, and its "
+            "second moment would stop moving; factored, it is small anyway. Take 'float32'."
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

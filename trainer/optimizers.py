@@ -90,7 +90,43 @@ def build_optimizer(config: OptimizerConfig, *, axes: Any) -> optax.GradientTran
         _decay(config),
         *([_group_rates(config)] if config.groups else []),
     ]
-    return optax.chain(*parts)
+    return _with_moments_in(config.moment_dtype, optax.chain(*parts), paths=paths)
+
+
+def _with_moments_in(
+    dtype: str, optimizer: optax.GradientTransformation, *, paths: list[str]
+) -> optax.GradientTransformation:
+    """Keeps the state in ``dtype`` between steps and computes in 32 bits or more.
+
+    Left alone, moments have the dtype of their parameters, and in 16 bits the second one stalls.
+    """
+    of_parameters = tuple(f"/{path}" for path in paths)
+
+    def keep(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
+        # Only what belongs to a parameter: Muon's state also holds its coefficients.
+        return leaf.astype(dtype) if f"/{path_of(path)}".endswith(of_parameters) else leaf
+
+    def kept(state: Any) -> Any:
+        return jax.tree_util.tree_map_with_path(keep, state) if dtype == "bfloat16" else state
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        updates, state, params = (_cast(tree, _at_least_32) for tree in (updates, state, params))
+        updates, state = optimizer.update(updates, state, params)
+        return updates, kept(state)
+
+    return optax.GradientTransformation(
+        lambda params: kept(optimizer.init(_cast(params, _at_least_32))), update
+    )
+
+
+def _at_least_32(leaf: jax.Array) -> Any:
+    return jnp.promote_types(leaf.dtype, jnp.float32)
+
+
+def _cast(tree: Any, to: Callable[[jax.Array], Any]) -> Any:
+    return jax.tree.map(
+        lambda x: x.astype(to(x)) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree
+    )
 
 
 @functools.singledispatch

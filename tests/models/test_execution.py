@@ -1,6 +1,7 @@
 """How a decoder is executed changes memory, never numbers; dropout is part of the numbers."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -10,12 +11,19 @@ import pytest
 from models.context import Context, dropout
 from partitioning.mesh_config import MeshConfig
 from trainer.certificate import one_step, programs
-from trainer.state import init_state
+from trainer.certificate.cases import EXPERTS_MODEL
+from trainer.state import abstract_state, init_state
 from trainer.step import build_train_step
 
 
-@pytest.mark.parametrize("scan", [False, True])
-@pytest.mark.parametrize("remat", ["none", "selective", "full", "save:query,mlp_gate"])
+@pytest.mark.parametrize(
+    ("remat", "scan"),
+    [
+        *itertools.product(("none", "selective", "full", "save:query,mlp_gate"), (False, True)),
+        # CPU has no other memory to move them to: this shows that the numbers stay the same.
+        ("save:query;offload:attention,mlp_gate", True),
+    ],
+)
 def test_loss_and_gradients_do_not_depend_on_remat_or_scan(remat, scan):
     how = (("remat", remat), ("scan_layers", scan))
     case = one_step.Case(
@@ -93,3 +101,21 @@ def test_two_steps_from_one_state_drop_differently():
         state = dataclasses.replace(init_state(program), step=jnp.asarray(number, jnp.int32))
         losses.append(float(step(state, programs.batch("packed"))[1]["loss"]))
     assert losses[0] == losses[1] != losses[2]
+
+
+def test_saving_what_experts_got_and_gave_back_saves_their_exchanges():
+    def exchanges(remat):
+        model = programs.decoder(
+            dtype="float32", param_dtype="float32", remat=remat, **dict(EXPERTS_MODEL)
+        )
+        mesh = MeshConfig(fsdp=2, expert=4)
+        program = programs.program(model, mesh=mesh, rules=programs.rules("ep"))
+        spec = program.task.batch_spec(rows=8, length=16)
+        batch = {name: jax.ShapeDtypeStruct(s.shape, s.dtype) for name, s in spec.items()}
+        traced = build_train_step(program).trace(abstract_state(program), batch)
+        return str(traced.jaxpr).count("all_to_all[")
+
+    everything, nothing = exchanges("none"), exchanges("full")
+    assert exchanges("save:expert_in") < nothing
+    assert exchanges("save:expert_in,expert_out,mlp_up,mlp_gate") < exchanges("save:expert_in")
+    assert everything < nothing

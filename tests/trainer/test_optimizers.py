@@ -1,5 +1,6 @@
 """Optimizers apart from the model: identical gradients against NumPy and optax's own aliases."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from trainer.optimizer_config import SGD, Adafactor, AdamW, Lion, Muon
 from trainer.optimizers import build_optimizer, factors, matrix_dimensions
-from trainer.paths import nest
+from trainer.paths import leaves, nest
 
 AXES = {
     "embedding": ("vocab", "embed"),
@@ -294,3 +295,84 @@ def test_an_optimizer_of_another_project_registers_its_direction():
         return optax.scale_by_sign()
 
     assert_same(ours(Sign(weight_decay=0.1)), by_hand(lambda g, *_: np.sign(g), decay=0.1))
+
+
+EVERY = (
+    AdamW(weight_decay=0.1),
+    Lion(),
+    Muon(),
+    SGD(momentum=0.9),
+    Adafactor(min_dim_to_factor=8),
+)
+
+
+def moments(config, *, parameters: str, steps: int = 0):
+    """Returns the state's floating-point leaves, and the parameters, after some steps."""
+    optimizer = build_optimizer(config, axes=nest(AXES))
+    params = jax.tree.map(lambda x: jnp.asarray(x, parameters), nest(values(0)))
+    state = optimizer.init(params)
+    for step in range(steps):
+        gradients = jax.tree.map(lambda x: jnp.asarray(x, parameters), nest(values(step + 1)))
+        updates, state = jax.jit(optimizer.update)(gradients, state, params)
+        params = jax.tree.map(lambda p, u: (p - RATE * u).astype(p.dtype), params, updates)
+    found = leaves(state)
+    floating = [found[path] for path in found if path.endswith(tuple(AXES))]
+    assert floating
+    return floating, params
+
+
+@pytest.mark.parametrize("config", EVERY, ids=lambda c: type(c).__name__)
+@pytest.mark.parametrize("steps", [0, 1])
+def test_moments_of_16_bit_parameters_have_32_bits(config, steps):
+    found, params = moments(config, parameters="bfloat16", steps=steps)
+    assert {leaf.dtype.name for leaf in found} == {"float32"}
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(params)} == {"bfloat16"}
+
+
+def test_a_second_moment_of_16_bit_parameters_falls_when_gradients_do():
+    """In bfloat16 a decay of 0.999 is rounded away, and the moment stays where it was."""
+    optimizer = build_optimizer(AdamW(b2=0.999), axes=nest(AXES))
+    params = jax.tree.map(lambda x: jnp.ones(x.shape, "bfloat16"), nest(values(0)))
+    state = optimizer.init(params)
+    update = jax.jit(optimizer.update)
+    _, state = update(params, state, params)
+    before = jax.tree.leaves(state[0].nu)
+    for _ in range(100):
+        _, state = update(jax.tree.map(jnp.zeros_like, params), state, params)
+    for old, new in zip(before, jax.tree.leaves(state[0].nu), strict=True):
+        np.testing.assert_allclose(new / old, 0.999**100, rtol=1e-4)
+
+
+@pytest.mark.parametrize("config", EVERY[:4], ids=lambda c: type(c).__name__)
+def test_moments_in_16_bits_take_half_and_move_parameters_nearly_the_same(config):
+    exact, params = moments(config, parameters="float32", steps=STEPS)
+    narrow = dataclasses.replace(config, moment_dtype="bfloat16")
+    found, moved = moments(narrow, parameters="float32", steps=STEPS)
+    assert {leaf.dtype.name for leaf in found} == {"bfloat16"}
+    assert 2 * sum(x.nbytes for x in found) == sum(x.nbytes for x in exact)
+    start = flat(nest(values(0)))
+    for name, value in flat(params).items():
+        error = np.linalg.norm(flat(moved)[name] - value)
+        # Lion takes signs, a few of which turn.
+        assert error < (0.1 if isinstance(config, Lion) else 0.02) * np.linalg.norm(
+            value - start[name]
+        )
+
+
+def test_moments_of_64_bit_parameters_have_64_bits():
+    found, _ = moments(AdamW(), parameters="float64", steps=1)
+    assert {leaf.dtype.name for leaf in found} == {"float64"}
+
+
+@pytest.mark.parametrize(
+    ("cls", "values", "said"),
+    [
+        (AdamW, {"b2": 0.999}, "b2=0.999: a step changes that moment by less"),
+        (SGD, {"momentum": 0.999}, "momentum=0.999"),
+        (Adafactor, {}, "approaches 1"),
+    ],
+)
+def test_a_decay_that_16_bits_would_round_away_is_refused(cls, values, said):
+    with pytest.raises(ValueError, match=said):
+        cls(**values, moment_dtype="bfloat16")
+    cls(**values)
