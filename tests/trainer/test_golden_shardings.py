@@ -24,7 +24,13 @@ from trainer.step import build_train_step
 
 GOLDEN = pathlib.Path(__file__).parent / "golden" / "shardings"
 COLLECTIVES = pathlib.Path(__file__).parent / "golden" / "collectives.txt"
-MODELS = {"tiny": 8, "llama3_8b": 8, "llama3_70b": 64}
+DENSE = {"tiny": 8, "llama3_8b": 8, "llama3_70b": 64}
+EXPERTS = {"tiny_moe": 8, "mixtral_8x7b": 64}
+DEVICES = DENSE | EXPERTS
+PAIRS = [
+    *((model, rules) for model in DENSE for rules in programs.RULE_SETS),
+    *((model, rules) for model in EXPERTS for rules in ("ep", "fsdp_ep_tp")),
+]
 SMALL = programs.decoder(dtype="float32", param_dtype="float32")
 
 
@@ -39,6 +45,8 @@ def mesh_of(rules: str, *, devices: int, tensor: int) -> MeshConfig:
         "tp": MeshConfig(tensor=tensor),
         "fsdp_tp": MeshConfig(fsdp=devices // tensor, tensor=tensor),
         "cp": MeshConfig(fsdp=devices // 4, context=4),
+        "ep": MeshConfig(fsdp=devices // 4, expert=4),
+        "fsdp_ep_tp": MeshConfig(fsdp=devices // 4, expert=2, tensor=2),
         "pp": MeshConfig(data=devices // 2 // inside, stage=2, tensor=inside),
     }[rules]
 
@@ -46,7 +54,7 @@ def mesh_of(rules: str, *, devices: int, tensor: int) -> MeshConfig:
 def abstract_program(model: str, rules: str) -> Program:
     """Returns a program for devices that do not exist."""
     run = programs.load(model=model, rules=rules, optimizer="adamw")
-    config = mesh_of(rules, devices=MODELS[model], tensor=4 if model == "tiny" else 8)
+    config = mesh_of(rules, devices=DEVICES[model], tensor=4 if model.startswith("tiny") else 8)
     sizes = tuple(getattr(config, axis) for axis in AXES)
     mesh = AbstractMesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES))
     return build_program(run, task=build_task(run.task), mesh=mesh)
@@ -74,14 +82,13 @@ def check(path: pathlib.Path, text: str) -> None:
     assert text == path.read_text(), f"{path.name} changed; if that is meant, UPDATE_GOLDEN=1"
 
 
-@pytest.mark.parametrize("rules", programs.RULE_SETS)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("model", "rules"), PAIRS)
 def test_every_array_lives_where_it_did(model, rules):
     check(GOLDEN / f"{model}.{rules}.txt", show(abstract_program(model, rules)))
 
 
 def test_every_golden_table_has_its_model_and_rule_set():
-    names = {f"{model}.{rules}.txt" for model in MODELS for rules in programs.RULE_SETS}
+    names = {f"{model}.{rules}.txt" for model, rules in PAIRS}
     assert {path.name for path in GOLDEN.iterdir()} == names
 
 
