@@ -44,6 +44,7 @@ class Chain:
       place: constrains where ``x`` lives on the automatic axes.
       place_stacked: the same for gradients of trained stacked parameters, [L / S, ...].
       place_shared: the same for gradients of trained shared parameters.
+      settle: constrains these, [replicas, ...], once stages have added them up.
     """
 
     enter: Callable[..., tuple[jax.Array, Tree]]
@@ -52,6 +53,7 @@ class Chain:
     place: Callable[[jax.Array], jax.Array]
     place_stacked: Callable[[Tree], Tree]
     place_shared: Callable[[Tree], Tree]
+    settle: Callable[[Tree], Tree] = lambda tree: tree
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -112,12 +114,16 @@ def gradients(
         sums, of_stacked, of_shared = (
             stage.interleaved() if schedule.has_backward else stage.differentiated()
         )
-        return _apart(sums), _apart(of_stacked), _apart(of_shared)
+        return _apart(sums), _apart(of_stacked), _apart(_apart(of_shared))
 
     everywhere = PartitionSpec((*at.replicas, STAGE))
-    out = (everywhere, PartitionSpec(at.replicas or None, STAGE), everywhere)
-    found: tuple[Tree, Tree, Tree] = _on_every_stage(run, out, chain, schedule, inputs, at=at)
-    return _together(found)
+    apart = PartitionSpec(at.replicas or None, STAGE)
+    sums, of_stacked, of_shared = _on_every_stage(
+        run, (everywhere, apart, apart), chain, schedule, inputs, at=at
+    )
+    # Stages first, one dimension after the other: compilers scatter a sum along one only.
+    of_shared = chain.settle(jax.tree.map(lambda x: x.sum(axis=1), of_shared))
+    return _together(sums), _together(of_stacked), _together(of_shared)
 
 
 def _apart(tree: Tree) -> Tree:

@@ -169,7 +169,29 @@ def _chain(program: Program, group: Group, parts: tuple[Batch, jax.Array]) -> Ch
         place=lambda x: program.shard(x, *task.between),
         place_stacked=_placing(stacked_at, program.mesh),
         place_shared=_placing(shared_at, program.mesh),
+        settle=_settling(shared_at, program),
     )
+
+
+def _settling(layout: Mapping[str, NamedSharding], program: Program) -> Callable[[Flat], Flat]:
+    def settle(gradients: Flat) -> Flat:
+        return {
+            p: jax.lax.with_sharding_constraint(x, by_replica(layout[p]))
+            for p, x in gradients.items()
+        }
+
+    def by_replica(sharding: NamedSharding) -> NamedSharding:
+        entries = _without(sharding, REPLICAS)
+        return NamedSharding(program.mesh, PartitionSpec(_replicas(program) or None, *entries))
+
+    return settle
+
+
+def _without(sharding: NamedSharding, *axes: str) -> list[tuple[str, ...] | None]:
+    return [
+        tuple(axis for axis in mesh_axes(entry) if axis not in axes) or None
+        for entry in sharding.spec
+    ]
 
 
 def _placing(layout: Mapping[str, NamedSharding], mesh: Mesh) -> Callable[[Flat], Flat]:
@@ -180,11 +202,9 @@ def _placing(layout: Mapping[str, NamedSharding], mesh: Mesh) -> Callable[[Flat]
 
     def inside(sharding: NamedSharding) -> NamedSharding:
         # Stages and replicas are already split off here.
-        entries = (
-            tuple(axis for axis in mesh_axes(entry) if axis not in (STAGE, REPLICAS)) or None
-            for entry in sharding.spec
+        return NamedSharding(
+            current_mesh(mesh), PartitionSpec(*_without(sharding, STAGE, REPLICAS))
         )
-        return NamedSharding(current_mesh(mesh), PartitionSpec(*entries))
 
     return place
 
