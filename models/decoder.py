@@ -13,7 +13,7 @@ from models.attention import Decoding, KeyValueCache, Tokens
 from models.context import Context
 from models.decoder_config import DecoderConfig
 from models.layers import Dense, RMSNorm, look_up, matmul, normal_parameter, soft_cap, wide
-from models.stack import RESIDUAL, Auxiliary, Caches, Stack, add_reports, gathered
+from models.stack import INSIDE, RESIDUAL, Auxiliary, Caches, Stack, add_reports
 
 ORDER = ("prefix", "pattern", "suffix")
 
@@ -102,14 +102,23 @@ class Decoder(nnx.Module):
 
     def norm(self, x_BTD: jax.Array, ctx: Context) -> jax.Array:
         """[B, T, D] after the last block -> final hidden states [B, T, D]."""
-        return gathered(self.final_norm(x_BTD), ctx)
+        hidden_BTD = ctx.shard(self.final_norm(x_BTD), *RESIDUAL)
+        return ctx.shard.forward(hidden_BTD, *INSIDE)
 
-    def logits(self, hidden_BTD: jax.Array, ctx: Context) -> jax.Array:
-        """[B, T, D] -> [B, T, V], float32 at least."""
-        if self.head is None:
-            logits_BTV = matmul(hidden_BTD, self.embedding[...].T, contract=1, ctx=ctx)
-        else:
-            logits_BTV = self.head(hidden_BTD, ctx)
+    def head_kernel(self, ctx: Context) -> jax.Array:
+        """Returns [D, V] in the compute dtype, gathered for use in all parts of a sequence."""
+        kernel_DV = self.embedding[...].T if self.head is None else self.head.kernel[...]
+        # The barrier keeps the compiler from gathering first and converting after.
+        kernel_DV = jax.lax.optimization_barrier(kernel_DV.astype(self.config.dtype))
+        return ctx.shard.forward(kernel_DV, "act_embed", "act_vocab")
+
+    def logits(
+        self, hidden_BTD: jax.Array, ctx: Context, *, kernel_DV: jax.Array | None = None
+    ) -> jax.Array:
+        """[B, T, D] -> [B, T, V], float32 at least; ``kernel_DV`` is that of ``head_kernel``."""
+        if kernel_DV is None:
+            kernel_DV = self.embedding[...].T if self.head is None else self.head.kernel[...]
+        logits_BTV = matmul(hidden_BTD, kernel_DV, contract=1, ctx=ctx)
         logits_BTV = soft_cap(wide(logits_BTV), self.config.logits_soft_cap)
         return ctx.shard(logits_BTV, "act_batch", "act_length", "act_vocab")
 

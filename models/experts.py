@@ -17,7 +17,6 @@ device, R rows of a device's buffer.
 
 import dataclasses
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +28,7 @@ from models import dispatch
 from models.context import Context
 from models.decoder_config import DecoderConfig
 from models.dispatch import Layout, gather_rows
-from models.experts_config import ExpertsConfig
+from models.experts_config import ExpertsConfig, expert_rows, sent_rows
 from models.grouped_matmul import Implementation, choose, grouped_matmul, layout_for
 from models.layers import Dense, FeedForward, normal_parameter, wide
 from models.router import auxiliary, route
@@ -308,23 +307,6 @@ class Experts(nnx.Module):
         else:
             hidden_RF = nnx.gelu(up_RF)
         return multiply(hidden_RF, weights["down"])
-
-
-def expert_rows(config: ExpertsConfig, *, tokens: int) -> int:
-    """Returns the most rows that one device sends to one expert."""
-    if config.capacity is None:
-        return tokens
-    share = tokens * config.chosen / config.count
-    return max(1, min(tokens, math.ceil(config.capacity * share)))
-
-
-def sent_rows(config: ExpertsConfig, *, tokens: int, devices: int) -> int:
-    """Returns the most rows that one device sends to another: S."""
-    held = config.count // devices
-    worst = min(tokens * min(config.chosen, held), held * expert_rows(config, tokens=tokens))
-    if config.buffer is None:
-        return worst
-    return max(1, min(worst, math.ceil(config.buffer * tokens * config.chosen / devices)))
 
 
 def check_platform(config: ExpertsConfig, *, platform: str) -> None:

@@ -75,3 +75,20 @@ class ExpertsConfig:
                 f"ExpertsConfig.capacity={self.capacity} bounds the exchange already; set "
                 "ExpertsConfig.buffer only without a capacity."
             )
+
+
+def expert_rows(config: ExpertsConfig, *, tokens: int) -> int:
+    """Returns the most rows that one device sends to one expert."""
+    if config.capacity is None:
+        return tokens
+    share = tokens * config.chosen / config.count
+    return max(1, min(tokens, math.ceil(config.capacity * share)))
+
+
+def sent_rows(config: ExpertsConfig, *, tokens: int, devices: int) -> int:
+    """Returns the most rows that one device sends to another: S."""
+    held = config.count // devices
+    worst = min(tokens * min(config.chosen, held), held * expert_rows(config, tokens=tokens))
+    if config.buffer is None:
+        return worst
+    return max(1, min(worst, math.ceil(config.buffer * tokens * config.chosen / devices)))

@@ -19,7 +19,9 @@ from jax.sharding import PartitionSpec as P
 from models.context import Context
 from models.decoder_config import DecoderConfig
 from models.quantized_matmul import Precision, quantized_matmul
+from partitioning.activations import Activations
 from partitioning.manual import per_rank
+from partitioning.rules import mesh_axes
 
 Axes = tuple[str, ...]
 
@@ -88,22 +90,71 @@ def look_up(table_VD: jax.Array, ids_BT: jax.Array, *, ctx: Context) -> jax.Arra
     branch of a pipeline; and where rows are split along their length, the gradient would gather
     all of them.
     """
-    axes = ctx.shard.axes("act_vocab", size=table_VD.shape[0])
-    if ctx.shard.mesh is None or (not axes and ctx.shard.context == 1):
+    shard = ctx.shard
+    axes = shard.axes("act_vocab", size=table_VD.shape[0])
+    if shard.mesh is None or (not axes and shard.context == 1):
         return table_VD[ids_BT]
-    split = ctx.shard.spec(("act_batch", "act_length"), shape=ids_BT.shape)
+    rows_BTD: jax.Array = _look_up(table_VD, ids_BT, shard, table_VD.shape[0])
+    return rows_BTD
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _look_up(table_VD: jax.Array, ids_BT: jax.Array, shard: Activations, V: int) -> jax.Array:
+    axes, split = _places(ids_BT, shard=shard, V=V)
 
     def local(table_VD: jax.Array, ids_BT: jax.Array) -> jax.Array:
-        if not axes:
-            return table_VD[ids_BT]
-        ids_BT = ids_BT - jax.lax.axis_index(axes) * table_VD.shape[0]
-        here_BT = (ids_BT >= 0) & (ids_BT < table_VD.shape[0])
-        rows_BTD = table_VD[jnp.where(here_BT, ids_BT, 0)]
-        return jax.lax.psum(jnp.where(here_BT[..., None], rows_BTD, 0), axes)
+        ids_BT = _here(ids_BT, rows=table_VD.shape[0], axes=axes)
+        rows_BTD = table_VD.at[ids_BT].get(mode="fill", fill_value=0)
+        return jax.lax.psum(rows_BTD, axes) if axes else rows_BTD
 
-    run = per_rank(local, mesh=ctx.shard.mesh, in_specs=(P(axes), split), out_specs=split)
+    assert shard.mesh is not None
+    run = per_rank(local, mesh=shard.mesh, in_specs=(P(axes), split), out_specs=split)
     rows_BTD: jax.Array = run(table_VD, ids_BT)
     return rows_BTD
+
+
+def _look_up_forward(
+    table_VD: jax.Array, ids_BT: jax.Array, shard: Activations, V: int
+) -> tuple[jax.Array, jax.Array]:
+    return _look_up(table_VD, ids_BT, shard, V), ids_BT
+
+
+def _look_up_backward(
+    shard: Activations, V: int, ids_BT: jax.Array, dy_BTD: jax.Array
+) -> tuple[jax.Array, None]:
+    """By hand: jax would add up over the vocabulary's shards what is the same for all of them."""
+    axes, split = _places(ids_BT, shard=shard, V=V)
+    tokens = (*mesh_axes(split[0]), *mesh_axes(split[1]))
+    rows = V // shard.parts("act_vocab", size=V)
+
+    def local(ids_BT: jax.Array, dy_BTD: jax.Array) -> jax.Array:
+        ids_BT = _here(ids_BT, rows=rows, axes=axes)
+        # A frequent token adds up many small numbers.
+        empty_VD = jnp.zeros((rows, dy_BTD.shape[-1]), wide(dy_BTD).dtype)
+        of_table_VD = empty_VD.at[ids_BT].add(wide(dy_BTD), mode="drop").astype(dy_BTD.dtype)
+        return jax.lax.psum(of_table_VD, tokens) if tokens else of_table_VD
+
+    assert shard.mesh is not None
+    run = per_rank(local, mesh=shard.mesh, in_specs=(split, split), out_specs=P(axes))
+    return run(ids_BT, dy_BTD), None
+
+
+_look_up.defvjp(_look_up_forward, _look_up_backward)
+
+
+def _places(ids_BT: jax.Array, *, shard: Activations, V: int) -> tuple[tuple[str, ...], P]:
+    """Returns the mesh axes that split the vocabulary, and how tokens are split."""
+    split = shard.spec(("act_batch", "act_length"), shape=ids_BT.shape)
+    return shard.axes("act_vocab", size=V), split
+
+
+def _here(ids_BT: jax.Array, *, rows: int, axes: tuple[str, ...]) -> jax.Array:
+    """Returns the row of each id in this shard's part of a table; ``rows`` for other shards'."""
+    if not axes:
+        return ids_BT
+    ids_BT = ids_BT - jax.lax.axis_index(axes) * rows
+    # Negative numbers would count from the end.
+    return jnp.where((ids_BT >= 0) & (ids_BT < rows), ids_BT, rows)
 
 
 class Dense(nnx.Module):

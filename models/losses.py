@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from models.context import Context
 from models.decoder import Decoder
+from models.stack import RESIDUAL
 
 
 @jax.tree_util.register_dataclass
@@ -66,21 +67,33 @@ def cross_entropy(
             + (f" over context={ranks}." if ranks > 1 else ".")
         )
 
-    def score(hidden: jax.Array, targets: jax.Array, weights: jax.Array) -> CrossEntropy:
-        return _score(model.logits(hidden, ctx), targets, weights, z_loss=z_loss)
+    def score(hidden: jax.Array, *rest: jax.Array, kernel: jax.Array | None = None) -> CrossEntropy:
+        return _score(model.logits(hidden, ctx, kernel_DV=kernel), *rest, z_loss=z_loss)
 
     if chunks == 1:
         return score(hidden_BTD, targets_BT, weights_BT)
+    # Gathered once: in the loop it would be once per chunk and direction.
+    kernel_DV = model.head_kernel(ctx)
+    # Under sequence parallelism the gradient of a chunk is scattered over tensor as well, if each
+    # device then has its part of every chunk.
+    split = ctx.shard.parts(RESIDUAL[1], size=length)
+    scatters = length % (chunks * split) == 0
+    ranks = split if scatters else ranks
 
     def cut(x: jax.Array) -> jax.Array:
         rows, rest = x.shape[0], x.shape[2:]
         parts = x.reshape(rows, ranks, chunks, length // (chunks * ranks), *rest)
         return jnp.moveaxis(parts, 2, 0).reshape(chunks, rows, length // chunks, *rest)
 
-    checkpointed = jax.checkpoint(score, prevent_cse=False)
+    def score_part(kernel: jax.Array, hidden: jax.Array, *rest: jax.Array) -> CrossEntropy:
+        if scatters:
+            hidden = ctx.shard.gradient(hidden, *RESIDUAL)
+        return score(hidden, *rest, kernel=kernel)
+
+    checkpointed = jax.checkpoint(score_part, prevent_cse=False)
 
     def add(total: CrossEntropy, part: tuple[jax.Array, ...]) -> tuple[CrossEntropy, None]:
-        return jax.tree.map(jnp.add, total, checkpointed(*part)), None
+        return jax.tree.map(jnp.add, total, checkpointed(kernel_DV, *part)), None
 
     parts = (cut(hidden_BTD), cut(targets_BT), cut(weights_BT))
     zero = jax.tree.map(

@@ -7,6 +7,7 @@ hashable, so it may be closed over or passed as a static argument.
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import jax
@@ -38,6 +39,16 @@ class Activations:
         if self.mesh is None or self.mesh.size == 1:
             return x
         return jax.lax.with_sharding_constraint(x, self.sharding(axes, shape=x.shape))
+
+    def forward(self, x: jax.Array, *axes: str | None) -> jax.Array:
+        """Returns ``x`` with its sharding constrained; that of its gradient is left open.
+
+        For what is gathered and whose gradient is a sum: a sum that goes where the array was
+        before is a reduce-scatter, one that goes where it is used an all-reduce.
+        """
+        if self.mesh is None or self.mesh.size == 1:
+            return x
+        return _with_value_at(x, self, axes)
 
     def gradient(self, x: jax.Array, *axes: str | None) -> jax.Array:
         """Returns ``x`` as it is; the sharding of its gradient is constrained."""
@@ -75,6 +86,11 @@ class Activations:
             return ()
         return mesh_axes(self.spec((logical,), shape=(size,))[0])
 
+    def parts(self, logical: str, *, size: int) -> int:
+        """Returns how many parts a dimension of ``size`` is split into."""
+        sizes = {} if self.mesh is None else self.mesh.shape
+        return math.prod(sizes[axis] for axis in self.axes(logical, size=size))
+
     @property
     def flatten_matmuls(self) -> bool:
         """Whether ``[batch, length, in] @ [in, out]`` should run as one two-dimensional matmul.
@@ -97,6 +113,27 @@ class Activations:
             for candidate in candidates
         ]
         return any(self.mesh.shape[axis] > 1 for c in candidates for axis in mesh_axes(c))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _with_value_at(x: jax.Array, shard: Activations, axes: tuple[str | None, ...]) -> jax.Array:
+    return shard(x, *axes)
+
+
+def _value_forward(
+    x: jax.Array, shard: Activations, axes: tuple[str | None, ...]
+) -> tuple[Any, None]:
+    return shard(x, *axes), None
+
+
+def _value_backward(
+    shard: Activations, axes: tuple[str | None, ...], _: None, dx: jax.Array
+) -> tuple[jax.Array]:
+    del shard, axes
+    return (dx,)
+
+
+_with_value_at.defvjp(_value_forward, _value_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))

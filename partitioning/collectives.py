@@ -20,7 +20,7 @@ import numpy as np
 
 from partitioning import hlo
 from partitioning.device_groups import axes_of, groups, pairs
-from partitioning.traffic import wire_bytes
+from partitioning.transfers import wire_bytes
 
 KINDS = (
     "all-gather",
@@ -54,6 +54,7 @@ class Collective:
       runs: how often it runs; 1 for each branch of a conditional.
       loops: trip counts of the loops around it, outermost first; None where the text is silent.
       conditional: name of the innermost ``conditional`` around it, or None.
+      share: of the runs that take the branches around it, as the caller of ``collectives`` says.
       source: ``op_name`` of the instruction, where in the traced function it comes from.
     """
 
@@ -68,11 +69,17 @@ class Collective:
     loops: tuple[int | None, ...]
     conditional: str | None
     source: str
+    share: float = 1.0
 
     @property
     def runs(self) -> int:
-        """Runs per call of the program; a loop of unknown length counts once."""
+        """Runs per call of the program if branches are taken; a loop of unknown length is one."""
         return math.prod(trips or 1 for trips in self.loops)
+
+    @property
+    def moved(self) -> float:
+        """Payload bytes per call of the program."""
+        return self.payload * self.runs * self.share
 
     @property
     def wire(self) -> float:
@@ -91,7 +98,8 @@ class Traffic:
       count: runs per call of the program.
       payload: bytes per device and call.
       wire: bytes that one device sends per call.
-      conditional: how many of the instructions stand in a branch, and may not run.
+      conditional: how many of the instructions stand in a branch, and may not run; ``count`` is
+        as if they did.
       unknown_loops: how many stand in a loop of unknown length, and may run more often.
     """
 
@@ -144,26 +152,38 @@ class MeshShape:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Place:
-    """Where in the program a computation runs."""
+    """Where in the program a computation runs; ``depth`` counts the branches within loops."""
 
     loops: tuple[int | None, ...] = ()
     conditional: str | None = None
+    depth: int = 0
+    taken: tuple[float, ...] = ()
     fusion: str | None = None
 
+    @property
+    def share(self) -> float:
+        """Of the runs that take all branches around it."""
+        known = self.taken[: self.depth]
+        return known[-1] if known else 1.0
 
-def collectives(text: str, *, mesh: MeshShape | None = None) -> tuple[Collective, ...]:
+
+def collectives(
+    text: str, *, mesh: MeshShape | None = None, taken: tuple[float, ...] = ()
+) -> tuple[Collective, ...]:
     """Returns every collective of a compiled program, in the order of the text's calls.
 
     Args:
       text: what ``compiled.as_text()`` returns.
       mesh: numbers the devices; None leaves ``axes`` empty.
+      taken: how much of the time branches within loops are taken, by the depth of their nesting;
+        what is not said is always.
 
     Raises:
       ValueError: the text is not a compiled program's, or has device groups of unknown form.
     """
     module = hlo.parse(text)
     found: list[tuple[Collective, object]] = []
-    _visit(module, module.entry, place=_Place(), mesh=mesh, found=found)
+    _visit(module, module.entry, place=_Place(taken=taken), mesh=mesh, found=found)
     return _once_per_channel(found)
 
 
@@ -187,8 +207,8 @@ def traffic(found: Iterable[Collective]) -> tuple[Traffic, ...]:
             axes=axes,
             instructions=len(row),
             count=sum(c.runs for c in row),
-            payload=sum(c.runs * c.payload for c in row),
-            wire=sum(c.runs * c.wire for c in row),
+            payload=sum(c.moved for c in row),
+            wire=sum(c.runs * c.share * c.wire for c in row),
             conditional=sum(c.conditional is not None for c in row),
             unknown_loops=sum(None in c.loops for c in row),
         )
@@ -229,7 +249,8 @@ def _inner(
         inside = dataclasses.replace(place, loops=(*place.loops, trips))
         return [(name, inside) for name in hlo.loop(instruction)]
     if instruction.opcode == "conditional":
-        inside = dataclasses.replace(place, conditional=instruction.name)
+        depth = place.depth + bool(place.loops)
+        inside = dataclasses.replace(place, conditional=instruction.name, depth=depth)
         return [(name, inside) for name in hlo.branches(instruction)]
     if instruction.opcode not in _RUNS_INSIDE:
         return []  # the reduction of an all-reduce, the comparison of a sort: no collectives
@@ -278,6 +299,7 @@ def _collective(
         loops=place.loops,
         conditional=place.conditional,
         source=name[1] if name else "",
+        share=place.share,
     )
 
 

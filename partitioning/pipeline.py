@@ -63,12 +63,16 @@ def gradients(
         sums, of_stacked, of_shared = (
             stage.interleaved() if schedule.has_backward else stage.differentiated()
         )
-        return apart(sums), apart(of_stacked), apart(of_shared)
+        return apart(sums), apart(of_stacked), apart(apart(of_shared))
 
     everywhere = PartitionSpec((*at.replicas, STAGE))
-    out = (everywhere, PartitionSpec(at.replicas or None, STAGE), everywhere)
-    found: tuple[Tree, Tree, Tree] = _on_every_stage(run, out, chain, schedule, inputs, at=at)
-    return together(found)
+    each = PartitionSpec(at.replicas or None, STAGE)
+    sums, of_stacked, of_shared = _on_every_stage(
+        run, (everywhere, each, each), chain, schedule, inputs, at=at
+    )
+    # Stages first, one dimension after the other: compilers scatter a sum along one only.
+    of_shared = chain.settle(jax.tree.map(lambda x: x.sum(axis=1), of_shared))
+    return together(sums), together(of_stacked), together(of_shared)
 
 
 def _on_every_stage(

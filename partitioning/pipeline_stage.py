@@ -39,6 +39,7 @@ class Chain:
       place: constrains where ``x`` lives on the automatic axes.
       place_stacked: the same for gradients of trained stacked parameters, [L / S, ...].
       place_shared: the same for gradients of trained shared parameters.
+      settle: constrains these, [replicas, ...], once stages have added them up.
     """
 
     enter: Callable[..., tuple[jax.Array, Tree]]
@@ -47,6 +48,7 @@ class Chain:
     place: Callable[[jax.Array], jax.Array]
     place_stacked: Callable[[Tree], Tree]
     place_shared: Callable[[Tree], Tree]
+    settle: Callable[[Tree], Tree] = lambda tree: tree
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -248,12 +248,13 @@ def _backward_of_rank(
     (dq, here, there), _ = jax.lax.scan(step, (dq, onward, added), jnp.arange(1, last))
     so_far = _send_on(there)
     dq, added = visit(dq, here, last)
-    home = _send_on(jax.tree.map(jnp.add, so_far, added))
-    dk, dv = home
+    # Nothing is added after the last hop: it sends what is returned, not the sum's wider digits.
+    narrow = functools.partial(jax.tree.map, lambda x: x.astype(k_BTGK.dtype))
+    dk, dv = _send_on(narrow(jax.tree.map(jnp.add, so_far, added)))
     return (
         _whole(dq).astype(q_BTGRK.dtype),
-        _whole(dk).astype(k_BTGK.dtype),
-        _whole(dv).astype(v_BTGK.dtype),
+        _whole(dk),
+        _whole(dv),
     )
 
 

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 from partitioning.collectives import Collective, Traffic, traffic
-from partitioning.traffic import Transfer
+from partitioning.transfers import Transfer
 
 TOLERANCE = 0.10
 NEGLIGIBLE = 0.01
@@ -131,7 +131,7 @@ def _notes(
             continue
         largest = sorted(
             (c for c in found if c.kind == kind and c.axes == axes),
-            key=lambda c: -c.payload * c.runs,
+            key=lambda c: -c.moved,
         )
         notes += [_describe(collective) for collective in largest[:3]]
     return tuple(notes)

@@ -7,7 +7,7 @@ that the launcher knows.
 import contextlib
 import dataclasses
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import jax
 import numpy as np
@@ -105,30 +105,40 @@ class Setup:
 
 
 def assemble(config: RunConfig) -> tuple[Program, dict[str, NamedSharding]]:
-    """Returns the program and where batches go.
+    """Returns the program on the devices that are here, and where batches go.
 
     Raises:
       UserError: mesh, rules, model, schedule and batch do not fit together.
     """
     with user_error(ExitCode.CONFIGURATION):
-        check_decoder(config)
-        mesh = build_mesh(config.mesh)
-        check_batch(config, mesh=mesh)
-        if isinstance(config.task, LanguageModel):
-            platform = mesh.devices.flat[0].platform
-            check_experts(config.task.model, devices=mesh.shape["expert"], platform=platform)
-        check_context(config, sizes=axis_sizes(mesh))
-        check_memory(config, mesh=mesh)
-        task = build_task(config.task)
-        program = build_program(config, task=task, mesh=mesh)
-        check_axes(program)
-        check_pipeline(config, program)
-        abstract_state(program)
-        spec = task.batch_spec(rows=config.data.global_batch, length=config.data.sequence_length)
+        program = checked_program(config)
+        rows, length = config.data.global_batch, config.data.sequence_length
+        spec = program.task.batch_spec(rows=rows, length=length)
         shardings = {
             name: program.shard.sharding(s.axes, shape=s.shape) for name, s in spec.items()
         }
     return program, shardings
+
+
+def checked_program(config: RunConfig, *, devices: Sequence[jax.Device] | None = None) -> Program:
+    """Returns the program on ``devices``, by default those that are here.
+
+    Raises:
+      ValueError: mesh, rules, model, schedule and batch do not fit together.
+    """
+    check_decoder(config)
+    mesh = build_mesh(config.mesh, devices=devices)
+    check_batch(config, mesh=mesh)
+    if isinstance(config.task, LanguageModel):
+        platform = mesh.devices.flat[0].platform
+        check_experts(config.task.model, devices=mesh.shape["expert"], platform=platform)
+    check_context(config, sizes=axis_sizes(mesh))
+    check_memory(config, mesh=mesh)
+    program = build_program(config, task=build_task(config.task), mesh=mesh)
+    check_axes(program)
+    check_pipeline(config, program)
+    abstract_state(program)
+    return program
 
 
 def with_data(

@@ -13,17 +13,23 @@ import dataclasses
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
 from launch.contract import ExitCode
+from partitioning.collectives import Collective, collectives, traffic
 from partitioning.targets import TARGETS
-from partitioning.traffic import Transfer, Work, expected
+from partitioning.traffic import branch_shares, expected
 from partitioning.traffic_check import AxisVerdict, Row, rows, verdicts
+from partitioning.traffic_step import Work
+from partitioning.transfers import Transfer
 from trainer.config_errors import ConfigError
 from trainer.config_parser import rewrite_arguments
 from trainer.run_config import LanguageModel, RunConfig
+
+if TYPE_CHECKING:
+    from trainer.deviceless import CompiledStep
 
 # Flags of its own: trainer.main defines some of the same names, and both are imported by tests.
 FLAGS = flags.FlagValues()
@@ -88,7 +94,6 @@ def report(run: RunConfig, *, target: str, devices: int | None = None, slices: i
     Raises:
       ValueError: the target's compiler is missing, or the configuration is not possible.
     """
-    from partitioning.collectives import collectives, traffic
     from trainer.deviceless import compile_train_step, target_program
 
     if not isinstance(run.task, LanguageModel):
@@ -97,18 +102,7 @@ def report(run: RunConfig, *, target: str, devices: int | None = None, slices: i
         )
     program = target_program(run, target=target, devices=devices, slices=slices)
     step = compile_train_step(program, run=run)
-    found = collectives(step.text, mesh=step.mesh)
-    formula = expected(
-        run.task.model,
-        parameters=program.axes,
-        sizes=step.mesh.sizes,
-        rules=run.rules,
-        work=Work(
-            rows=run.data.global_batch,
-            length=run.data.sequence_length,
-            microbatches=run.train.microbatches,
-        ),
-    )
+    found, formula = compare(step, run=run)
     chip = TARGETS[target.partition(":")[0]]
     return Report(
         target=target,
@@ -120,6 +114,26 @@ def report(run: RunConfig, *, target: str, devices: int | None = None, slices: i
         device_memory=chip.memory,
         complaints=step.complaints,
     )
+
+
+def compare(
+    step: "CompiledStep", *, run: RunConfig
+) -> tuple[tuple[Collective, ...], tuple[Transfer, ...]]:
+    """Returns what the compiled step moves, and what the formulas say that it must."""
+    assert isinstance(run.task, LanguageModel)
+    plan: dict[str, Any] = {
+        "sizes": step.mesh.sizes,
+        "rules": run.rules,
+        "work": Work(
+            rows=run.data.global_batch,
+            length=run.data.sequence_length,
+            microbatches=run.train.microbatches,
+            pipeline=run.pipeline,
+        ),
+    }
+    taken = branch_shares(run.task.model, **plan)
+    found = collectives(step.text, mesh=step.mesh, taken=taken)
+    return found, expected(run.task.model, parameters=step.program.axes, **plan)
 
 
 def show(found: Report) -> str:

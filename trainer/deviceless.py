@@ -18,12 +18,11 @@ from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh
 
 from partitioning.collectives import MeshShape
-from partitioning.mesh import axis_sizes, build_mesh
+from partitioning.mesh import axis_sizes
 from partitioning.mesh_config import AXES
 from partitioning.targets import target_devices
-from trainer.assembly import check_axes, check_batch, check_decoder
-from trainer.memory_checks import check_memory
-from trainer.program import Program, build_program, build_task
+from trainer.assembly import checked_program
+from trainer.program import Program
 from trainer.run_config import RunConfig
 from trainer.state import abstract_state
 from trainer.step import build_train_step
@@ -107,16 +106,10 @@ def target_program(
     """Returns the program of ``run`` on devices of ``target`` (see partitioning/targets.py).
 
     Raises:
-      ValueError: target, mesh, rules, model and batch do not fit together.
+      ValueError: target, mesh, rules, model, schedule and batch do not fit together.
     """
-    check_decoder(run)
     count = device_count(run) if devices is None else devices
-    mesh = build_mesh(run.mesh, devices=target_devices(target, devices=count, slices=slices))
-    check_batch(run, mesh=mesh)
-    check_memory(run, mesh=mesh)
-    program = build_program(run, task=build_task(run.task), mesh=mesh)
-    check_axes(program)
-    return program
+    return checked_program(run, devices=target_devices(target, devices=count, slices=slices))
 
 
 def compile_train_step(

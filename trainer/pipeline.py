@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
 from models.context import Context
 from partitioning import pipeline
@@ -168,7 +168,24 @@ def _chain(program: Program, group: Group, parts: tuple[Batch, jax.Array]) -> Ch
         place=lambda x: program.shard(x, *task.between),
         place_stacked=_placing(stacked_at),
         place_shared=_placing(shared_at),
+        settle=_settling(shared_at, replicas=replica_axes(program.mesh)),
     )
+
+
+def _settling(
+    layout: Mapping[str, NamedSharding], *, replicas: tuple[str, ...]
+) -> Callable[[Flat], Flat]:
+    def by_replica(sharding: NamedSharding) -> NamedSharding:
+        there = inside(sharding, taken=(REPLICAS,))
+        return NamedSharding(there.mesh, PartitionSpec(replicas or None, *there.spec))
+
+    def settle(gradients: Flat) -> Flat:
+        return {
+            path: jax.lax.with_sharding_constraint(x, by_replica(layout[path]))
+            for path, x in gradients.items()
+        }
+
+    return settle
 
 
 def _placing(layout: Mapping[str, NamedSharding]) -> Callable[[Flat], Flat]:

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.experts import expert_rows, sent_rows
-from models.experts_config import ExpertsConfig
+from models.experts_config import ExpertsConfig, expert_rows, sent_rows
 from partitioning.activations import Activations
 from partitioning.collectives import instruction_counts
 from tests.models import mixtures

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from models.decoder_config import DecoderConfig
 from partitioning.mesh_config import AXES, RulesConfig
-from partitioning.traffic import Transfer, Work, expected, merged, wire_bytes
+from partitioning.traffic import expected
+from partitioning.traffic_step import Work
+from partitioning.transfers import Transfer, merged, wire_bytes
 from trainer.certificate import programs
 
 MODEL = DecoderConfig(
@@ -88,7 +90,7 @@ def test_tensor_parallel_devices_gather_their_part_only():
 
 def test_the_head_goes_through_the_loss_in_chunks():
     size = 64 * 1024 * 2
-    for chunks, gathers, reductions in ((1, 1, 1), (4, 8, 4)):
+    for chunks, gathers, reductions in ((1, 1, 1), (4, 1, 4)):
         how = {"model": with_model(loss_chunks=chunks), "fsdp": 4}
         assert moved("all-gather", "head: gathered where used", **how) == gathers * size
         found = moved("reduce-scatter", "head: gradients to who updates them", **how)

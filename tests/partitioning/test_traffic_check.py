@@ -5,8 +5,8 @@ import math
 import pytest
 
 from partitioning.collectives import Collective, traffic
-from partitioning.traffic import Transfer
 from partitioning.traffic_check import rows, verdicts
+from partitioning.transfers import Transfer
 
 
 def counted(kind: str, axes: tuple[str, ...], payload: float, *, runs: int = 1) -> Collective:
