@@ -1,6 +1,7 @@
 """Every supported layout computes the step of one device; docs/equivalence.md is what it shows."""
 
 import dataclasses
+import functools
 import json
 import re
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 
 from partitioning.mesh_config import MeshConfig
 from trainer.certificate import matrix, one_step
-from trainer.certificate.cases import CASES, LARGE
+from trainer.certificate.cases import CASES, HALF, LARGE
 from trainer.certificate.controls import CONTROLS
 from trainer.certificate.page import PAGE, Row
 
@@ -29,6 +30,15 @@ def _double():
 def test_loss_every_gradient_and_parameters_equal_one_device(case):
     row = matrix.run(case)
     assert row.passed, row.as_json()
+    if case.activations:
+        alone = on_one_device_in(case.activations)
+        assert all(found <= 2 * one for found, one in zip(row.errors, alone.errors, strict=True))
+
+
+@functools.cache
+def on_one_device_in(dtype):
+    """How far one device is off when its activations have ``dtype``."""
+    return matrix.run(dataclasses.replace(HALF[0], activations=dtype))
 
 
 @pytest.mark.parametrize("control", CONTROLS, ids=lambda control: control.name)

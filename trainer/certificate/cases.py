@@ -250,6 +250,33 @@ SINGLE = tuple(
     for case in MESHES
     if case.name in ("fsdp 8", "tensor 4, 2 kv heads", "fsdp 4 x tensor 2", "zero1 on data 8")
 )
+QUANTIZED = tuple(
+    Case(name=f"{name}, {products} products", rules=r, mesh=MeshConfig(**sizes),
+         microbatches=m, execution=how, model=(("matmul", products), ("layers", 4)))
+    for name, r, sizes, m, products, how in rows(
+        ("fsdp 8", "fsdp", {"fsdp": 8}, 1, "int8", ()),
+        ("fsdp 4 x tensor 2, scan, remat full", "fsdp_tp", {"fsdp": 4, "tensor": 2}, 1, "int8",
+         (("remat", "full"), _SCAN)),
+        ("fsdp 4 x tensor 2, remat selective", "fsdp_tp", {"fsdp": 4, "tensor": 2}, 1, "fp8",
+         (("remat", "selective"),)),
+        ("stage 2 x fsdp 2 x tensor 2, 4 microbatches", "pp", _CUBED, 4, "int8", ()),
+        ("fsdp 2 x context 4", "cp", {"fsdp": 2, "context": 4}, 1, "fp8", ()),
+    )
+)  # fmt: skip
+"""Blocks' products in eight bits, the rest in float64: layouts round them alike."""
+HALF = tuple(
+    Case(name=name, rules=r, mesh=MeshConfig(**sizes), microbatches=m, dtype="float32",
+         activations="bfloat16", execution=how)
+    for name, r, sizes, m, how in rows(
+        ("one device", "ddp", {}, 1, ()),
+        ("fsdp 8, scan, remat full", "fsdp", {"fsdp": 8}, 1, (("remat", "full"), _SCAN)),
+        ("fsdp 4 x tensor 2, 2 microbatches", "fsdp_tp", {"fsdp": 4, "tensor": 2}, 2, ()),
+        ("zero1 on data 8", "zero1", {"data": 8}, 1, ()),
+        ("fsdp 2 x context 4, ring", "cp", {"fsdp": 2, "context": 4}, 1, _RING),
+        ("stage 2", "pp", {"stage": 2}, 4, ()),
+    )
+)  # fmt: skip
+"""Parameters in float32 and activations in bfloat16, against a step in float64."""
 CASES = (
     *MESHES,
     *WITHOUT_SEQUENCE_PARALLELISM,
@@ -260,4 +287,6 @@ CASES = (
     *CONTEXT,
     *PIPELINES,
     *SINGLE,
+    *QUANTIZED,
+    *HALF,
 )
