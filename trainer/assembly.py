@@ -27,12 +27,13 @@ from trainer.context_length import check_context
 from trainer.distributed import Participant
 from trainer.endings import user_error
 from trainer.memory_checks import check_memory
+from trainer.paths import split_frozen
 from trainer.pipeline_checks import check_pipeline
 from trainer.program import Program, build_program, build_task
 from trainer.run_config import LanguageModel, RunConfig
 from trainer.run_directory import Request
 from trainer.startup import StartupClock
-from trainer.state import abstract_state
+from trainer.state import MODEL, abstract_state, gradient_layout
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -137,7 +138,7 @@ def checked_program(config: RunConfig, *, devices: Sequence[jax.Device] | None =
     program = build_program(config, task=build_task(config.task), mesh=mesh)
     check_axes(program)
     check_pipeline(config, program)
-    abstract_state(program)
+    check_layouts(program)
     return program
 
 
@@ -208,6 +209,16 @@ def check_decoder(config: RunConfig) -> None:
                 f"DecoderConfig.{field}='float64', but jax is set to 32 bits and would take "
                 "float32 without a word; set JAX_ENABLE_X64=1 in the environment."
             )
+
+
+def check_layouts(program: Program) -> None:
+    """Raises ValueError where a rule table does not fit the state or its gradients.
+
+    Gradients live where the optimizer's state would, also if the optimizer keeps none.
+    """
+    group = abstract_state(program).groups[MODEL]
+    trainable, _ = split_frozen(group.parameters, group.frozen)
+    gradient_layout(program, trainable)
 
 
 def check_axes(program: Program) -> None:

@@ -41,6 +41,7 @@ CONTIGUOUS = {"context_layout": "contiguous"}
         (24, {"tensor": 4}, r"16 \(sequence parallelism over context=4 x tensor=4\)"),
         (3, {}, r"the nearest that fits everything is 8"),
         (24, {"loss_chunks": 3, "tensor": 4}, r"is 48"),
+        (6, {"context": 1, "tensor": 4}, r"4 \(sequence parallelism over tensor=4\).* is 4 or 8"),
     ],
 )
 def test_a_length_that_does_not_divide(length, options, named):
@@ -53,6 +54,9 @@ def test_lengths_that_divide_and_meshes_without_the_axis_pass():
     check(12, rules=CONTIGUOUS)
     check(24, tensor=4, rules={"sequence_parallel": False})
     check(17, context=1, context_attention="ring")
+    check(6, context=1, tensor=4, rules={"sequence_parallel": False})
+    check(8, context=1, tensor=4)
+    check(6, context=1, tensor=4, rules={"activations": (("act_length_residual", "tensor", None),)})
 
 
 @pytest.mark.parametrize("name", ["act_length", "act_length_residual"])
