@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before jax looks for accelerators
 
-import jax
 from absl import app, flags, logging
 
 _TARGET = flags.DEFINE_string("target", "h100", "Chip to compile for: see partitioning/targets.py.")
@@ -73,7 +72,7 @@ def _compile(target: str, *, policy: str, scanned: bool) -> tuple[int, int, floa
     from trainer.certificate import programs
     from trainer.flops import traced_products
     from trainer.run_config import LanguageModel
-    from trainer.state import abstract_state
+    from trainer.state import abstract_batch, abstract_state
     from trainer.step import build_train_step
 
     model = programs.decoder(
@@ -99,8 +98,7 @@ def _compile(target: str, *, policy: str, scanned: bool) -> tuple[int, int, floa
     platform = program.mesh.devices.flat[0].platform
     options = deviceless.QUICK["cuda" if platform == "gpu" else platform]
     step = deviceless.compile_train_step(program, run=run, options=options)
-    spec = program.task.batch_spec(rows=ROWS, length=LENGTH)
-    batch = {name: jax.ShapeDtypeStruct(each.shape, each.dtype) for name, each in spec.items()}
+    batch = abstract_batch(program, rows=ROWS, length=LENGTH)
     traced = build_train_step(program).trace(abstract_state(program), batch)
     return step.memory.temporary, step.memory.host, traced_products(traced.jaxpr.jaxpr)
 

@@ -3,8 +3,7 @@
 Queries and keys carry their positions and segments apart, so that packing, decoding with a cache
 and cross-attention are one code path.
 
-Shape suffixes: B batch, T queries, S keys, D embed, H query heads, G key/value heads,
-R query heads per key/value head, K head_dim.
+Shape suffixes: B batch, T queries, S keys, D embed, H query heads, G key/value heads, K head_dim.
 """
 
 import dataclasses
@@ -16,12 +15,13 @@ import numpy as np
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from models.attention_kernels import Implementation, Tokens, attend, attention_mask
+from models.attention_kernels import Implementation, attend
 from models.context import Context
-from models.context_attention import Scoring, attend_over_context
+from models.context_attention import attend_over_context
 from models.decoder_config import DecoderConfig
 from models.layers import Dense, RMSNorm
 from models.rope import apply_rope, rope_frequencies, rope_tables
+from partitioning.attention_pair import ScoreRules, Tokens, attention_mask
 
 
 @jax.tree_util.register_dataclass
@@ -126,9 +126,8 @@ class Attention(nnx.Module):
                 v_BSGK,
                 tokens,
                 way=self.context_attention,
-                scoring=Scoring(
-                    window=self.window, cap=self.cap, implementation=self.implementation
-                ),
+                rules=ScoreRules(window=self.window, cap=self.cap),
+                implementation=self.implementation,
                 shard=ctx.shard,
             )
             return checkpoint_name(self.out(y_BTHK, ctx), "attention_out"), None

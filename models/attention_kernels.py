@@ -1,10 +1,9 @@
-"""Softmax attention of arrays: where tokens stand, who sees whom, and the choice of kernel.
+"""Softmax attention of arrays, and the choice of kernel.
 
 Shape suffixes: B batch, T queries, S keys, H query heads, G key/value heads,
 R query heads per key/value head, K head_dim.
 """
 
-import dataclasses
 from typing import Literal
 
 import jax
@@ -13,38 +12,6 @@ import jax.numpy as jnp
 from models.layers import soft_cap, wide
 
 Implementation = Literal["auto", "xla", "cudnn"]
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Tokens:
-    """Where tokens stand.
-
-    Attributes:
-      positions: [B, T] int32, position inside the document.
-      segments: [B, T] int32, number of the document in its row; 0 is padding. A token sees only
-        tokens of its own segment.
-    """
-
-    positions: jax.Array
-    segments: jax.Array
-
-
-def attention_mask(
-    queries: Tokens, keys: Tokens, *, causal: bool = True, window: int | None = None
-) -> jax.Array:
-    """Returns [B, T, S] bool: which keys a query sees.
-
-    Same segment, not padding, not in the future, and fewer than ``window`` tokens back.
-    """
-    q, k = queries.positions[:, :, None], keys.positions[:, None, :]
-    same = queries.segments[:, :, None] == keys.segments[:, None, :]
-    mask = same & (keys.segments[:, None, :] != 0)
-    if causal:
-        mask &= q >= k
-    if window is not None:
-        mask &= q - k < window
-    return mask
 
 
 def attend(

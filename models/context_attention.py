@@ -7,7 +7,6 @@ reduce-scatter. "ring" (`partitioning.ring`) lets them go round and never holds 
 Shape suffixes: B batch, T queries, S keys, H query heads, G key/value heads, K head_dim.
 """
 
-import dataclasses
 import functools
 import math
 
@@ -16,29 +15,14 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
-from models.attention_kernels import Implementation, Tokens, attend, attention_mask
+from models.attention_kernels import Implementation, attend
 from models.decoder_config import ContextAttention
 from partitioning.activations import Activations
-from partitioning.attention_pair import Places, ScoreRules
+from partitioning.attention_pair import ScoreRules, Tokens, attention_mask
 from partitioning.manual import per_rank
 from partitioning.ring import AXIS, RingConfig, ring_attention
 
 HEADS = ("act_batch", "act_length", "act_heads", None)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Scoring:
-    """How scores are computed and masked.
-
-    Attributes:
-      window: tokens that a query sees, itself included; None sees all before.
-      cap: soft cap on the scores.
-      implementation: kernel of "all_gather".
-    """
-
-    window: int | None
-    cap: float | None
-    implementation: Implementation = "auto"
 
 
 def attend_over_context(
@@ -48,7 +32,8 @@ def attend_over_context(
     tokens: Tokens,
     *,
     way: ContextAttention,
-    scoring: Scoring,
+    rules: ScoreRules,
+    implementation: Implementation = "auto",
     shard: Activations,
 ) -> jax.Array:
     """Returns [B, T, H, K], split like the queries.
@@ -59,7 +44,8 @@ def attend_over_context(
       v_BTGK: values.
       tokens: where the tokens stand, in the order in which they are split.
       way: "all_gather" or "ring".
-      scoring: window, soft cap, kernel.
+      rules: window and soft cap.
+      implementation: kernel of "all_gather"; see ``attend``.
       shard: mesh and rules.
     """
     assert shard.mesh is not None
@@ -70,16 +56,12 @@ def attend_over_context(
             q_BTHK,
             k_BTGK,
             v_BTGK,
-            Places(positions=tokens.positions, segments=tokens.segments),
-            config=RingConfig(
-                mesh=shard.mesh,
-                spec=spec,
-                rules=ScoreRules(window=scoring.window, cap=scoring.cap),
-            ),
+            tokens,
+            config=RingConfig(mesh=shard.mesh, spec=spec, rules=rules),
         )
         return shard(y_BTHK, *HEADS)
     run = per_rank(
-        functools.partial(_attend_gathered, scoring=scoring),
+        functools.partial(_attend_gathered, rules=rules, implementation=implementation),
         mesh=shard.mesh,
         in_specs=(spec, spec, spec, PartitionSpec(*spec[:2])),
         out_specs=spec,
@@ -93,15 +75,14 @@ def _attend_gathered(
     v_BTGK: jax.Array,
     at: Tokens,
     *,
-    scoring: Scoring,
+    rules: ScoreRules,
+    implementation: Implementation,
 ) -> jax.Array:
     k_BSGK, v_BSGK, keys_at = jax.tree.map(
         lambda x: jax.lax.all_gather(x, AXIS, axis=1, tiled=True), (k_BTGK, v_BTGK, at)
     )
-    mask_BTS = attention_mask(at, keys_at, window=scoring.window)
-    return attend(
-        q_BTHK, k_BSGK, v_BSGK, mask_BTS, cap=scoring.cap, implementation=scoring.implementation
-    )
+    mask_BTS = attention_mask(at, keys_at, window=rules.window)
+    return attend(q_BTHK, k_BSGK, v_BSGK, mask_BTS, cap=rules.cap, implementation=implementation)
 
 
 def _split_heads(x_BTGK: jax.Array, *, heads: int, shard: Activations) -> jax.Array:

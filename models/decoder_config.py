@@ -12,6 +12,9 @@ from models.remat import Remat
 ContextAttention = Literal["all_gather", "ring"]
 """How tokens split over the context axis see each other; see models/context_attention.py."""
 
+Precision = Literal["default", "int8", "fp8"]
+"""In what products with parameters are computed; see models/quantized_matmul.py."""
+
 SCAN_ABOVE = 8
 """Repeats of the pattern above which they are scanned if nothing else is said."""
 
@@ -127,7 +130,7 @@ class DecoderConfig:
     init_scale: float = 1.0
     remat: str = "none"
     scan_layers: bool | None = None
-    matmul: Literal["default", "int8", "fp8"] = "default"
+    matmul: Precision = "default"
     attention: Literal["auto", "xla", "cudnn"] = "auto"
     context_attention: ContextAttention = "all_gather"
     loss_chunks: int = 1

@@ -17,8 +17,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
 
 from models.context import Context
-from models.decoder_config import DecoderConfig
-from models.quantized_matmul import Precision, quantized_matmul
+from models.decoder_config import DecoderConfig, Precision
+from models.quantized_matmul import quantized_matmul
 from partitioning.activations import Activations
 from partitioning.manual import per_rank
 from partitioning.rules import mesh_axes

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-Precision = Literal["default", "int8", "fp8"]
+from models.decoder_config import Precision
 
 
 def check_installed(precision: Precision) -> None:

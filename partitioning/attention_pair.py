@@ -1,8 +1,9 @@
 """Attention of a stretch of queries to a stretch of keys, as a part of a larger softmax.
 
-Arithmetic only: no mesh, no collective. `absorb` adds keys to a running softmax (Milakov and
-Gimelshein, 2018), `gradients` is its reverse from the finished normaliser (Dao, 2023, algorithm 2).
-Products run in the dtype of their inputs and are summed in float32 at least, as is everything else.
+Arithmetic only: no mesh, no collective. `attention_mask` says who sees whom, here and in all other
+attention. `absorb` adds keys to a running softmax (Milakov and Gimelshein, 2018), `gradients` is
+its reverse from the finished normaliser (Dao, 2023, algorithm 2). Products run in the dtype of
+their inputs and are summed in float32 at least, as is everything else.
 
 Long stretches of queries are taken a block at a time, so that the scores in memory are those of one
 block.
@@ -23,8 +24,14 @@ QUERY_BLOCK = 1024
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Places:
-    """Where tokens stand: [B, T] int32 each; segment 0 is padding."""
+class Tokens:
+    """Where tokens stand.
+
+    Attributes:
+      positions: [B, T] int32, position inside the document.
+      segments: [B, T] int32, number of the document in its row; 0 is padding. A token sees only
+        tokens of its own segment.
+    """
 
     positions: jax.Array
     segments: jax.Array
@@ -80,19 +87,36 @@ class Softmax:
         return self.mixed / weight[..., None], lse
 
 
+def attention_mask(
+    queries: Tokens, keys: Tokens, *, causal: bool = True, window: int | None = None
+) -> jax.Array:
+    """Returns [B, T, S] bool: which keys a query sees.
+
+    Same segment, not padding, not in the future, and fewer than ``window`` tokens back.
+    """
+    q, k = queries.positions[:, :, None], keys.positions[:, None, :]
+    same = queries.segments[:, :, None] == keys.segments[:, None, :]
+    mask = same & (keys.segments[:, None, :] != 0)
+    if causal:
+        mask &= q >= k
+    if window is not None:
+        mask &= q - k < window
+    return mask
+
+
 def absorb(
     softmax: Softmax,
     q_BTGRK: jax.Array,
-    queries: Places,
+    queries: Tokens,
     k_BSGK: jax.Array,
     v_BSGK: jax.Array,
-    keys: Places,
+    keys: Tokens,
     *,
     rules: ScoreRules,
 ) -> Softmax:
     """Returns the softmax with more keys in it."""
 
-    def block(part: tuple[Softmax, jax.Array, Places]) -> Softmax:
+    def block(part: tuple[Softmax, jax.Array, Tokens]) -> Softmax:
         before, q, at = part
         scores, mask = _scores(q, at, k_BSGK, keys, rules=rules)
         before_top = _to_scores(before.top)
@@ -115,13 +139,13 @@ def absorb(
 
 def gradients(
     q_BTGRK: jax.Array,
-    queries: Places,
+    queries: Tokens,
     lse_BTGR: jax.Array,
     dy_BTGRK: jax.Array,
     delta_BTGR: jax.Array,
     k_BSGK: jax.Array,
     v_BSGK: jax.Array,
-    keys: Places,
+    keys: Tokens,
     *,
     rules: ScoreRules,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -139,7 +163,7 @@ def gradients(
       rules: window and cap.
     """
 
-    def block(part: tuple[jax.Array, Places, jax.Array, jax.Array, jax.Array]) -> Any:
+    def block(part: tuple[jax.Array, Tokens, jax.Array, jax.Array, jax.Array]) -> Any:
         q, at, lse, dy, delta = part
         scores, mask = _scores(q, at, k_BSGK, keys, rules=rules)
         weights = jnp.where(mask, jnp.exp(scores - _to_scores(lse)[..., None]), 0)
@@ -168,18 +192,13 @@ def gradients(
 
 
 def _scores(
-    q_BTGRK: jax.Array, queries: Places, k_BSGK: jax.Array, keys: Places, *, rules: ScoreRules
+    q_BTGRK: jax.Array, queries: Tokens, k_BSGK: jax.Array, keys: Tokens, *, rules: ScoreRules
 ) -> tuple[jax.Array, jax.Array]:
     """Returns scores [B, G, R, T, S], the least number where masked, and the mask."""
-    q_at, k_at = queries.positions[:, :, None], keys.positions[:, None, :]
-    same = queries.segments[:, :, None] == keys.segments[:, None, :]
-    mask = same & (keys.segments[:, None, :] != 0) & (q_at >= k_at)
-    if rules.window is not None:
-        mask &= q_at - k_at < rules.window
     scores = _product("btgrk,bsgk->bgrts", q_BTGRK, k_BSGK) * q_BTGRK.shape[-1] ** -0.5
     if rules.cap is not None:
         scores = rules.cap * jnp.tanh(scores / rules.cap)
-    mask = mask[:, None, None]
+    mask = attention_mask(queries, keys, window=rules.window)[:, None, None]
     return jnp.where(mask, scores, jnp.finfo(scores.dtype).min), mask
 
 

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, AxisType, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from partitioning.mesh_config import AXES, MeshConfig
+from partitioning.rules import mesh_axes
 
 
 def build_mesh(config: MeshConfig, *, devices: Sequence[jax.Device] | None = None) -> Mesh:
@@ -55,6 +56,17 @@ def automatic_sizes(mesh: Mesh) -> dict[str, int]:
     inside = jax.sharding.get_abstract_mesh()
     manual = () if inside.empty else inside.manual_axes
     return {axis: 1 if axis in manual else size for axis, size in mesh.shape.items()}
+
+
+def automatic_part(sharding: NamedSharding) -> NamedSharding:
+    """Returns a sharding as code must name it here: without axes that are already split."""
+    assert isinstance(sharding.mesh, Mesh)
+    sizes = automatic_sizes(sharding.mesh)
+    entries = (
+        tuple(axis for axis in mesh_axes(entry) if sizes[axis] > 1) or None
+        for entry in sharding.spec
+    )
+    return NamedSharding(current_mesh(sharding.mesh), PartitionSpec(*entries))
 
 
 def describe(mesh: Mesh) -> str:

@@ -7,7 +7,6 @@ piece from an input that was kept, or lets jax differentiate a table without any
 Chain says what the pieces compute.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -17,38 +16,24 @@ from jax.sharding import Mesh, PartitionSpec
 
 from partitioning.mesh_config import Idle
 from partitioning.pipeline_stage import STAGE, Chain, Inputs, Stage, Tree
-from partitioning.replicas import apart, together
+from partitioning.replicas import apart, replica_axes, together
 from partitioning.schedules import Schedule
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Placement:
-    """Where a pipeline runs.
-
-    Attributes:
-      mesh: devices; its axis ``stage`` has the schedule's stages.
-      replicas: mesh axes that hold whole pipelines, each on its share of every microbatch's rows.
-        Their gradients are added up once, after all ticks, not in each of them.
-      idle: see PipelineConfig.
-    """
-
-    mesh: Mesh
-    replicas: tuple[str, ...] = ()
-    idle: Idle = "auto"
-
-
-def forward_sums(chain: Chain, schedule: Schedule, inputs: Inputs, *, at: Placement) -> Tree:
+def forward_sums(
+    chain: Chain, schedule: Schedule, inputs: Inputs, *, mesh: Mesh, idle: Idle = "auto"
+) -> Tree:
     """Returns the sums over all microbatches, without gradients; see ``gradients``."""
 
     def run(stage: Stage) -> Tree:
         return apart(stage.forward(stage.stacked, stage.shared))
 
-    everywhere = PartitionSpec((*at.replicas, STAGE))
-    return together(_on_every_stage(run, everywhere, chain, schedule, inputs, at=at))
+    everywhere = PartitionSpec((*replica_axes(mesh), STAGE))
+    return together(_on_every_stage(run, everywhere, chain, schedule, inputs, mesh=mesh, idle=idle))
 
 
 def gradients(
-    chain: Chain, schedule: Schedule, inputs: Inputs, *, at: Placement
+    chain: Chain, schedule: Schedule, inputs: Inputs, *, mesh: Mesh, idle: Idle = "auto"
 ) -> tuple[Tree, Tree, Tree]:
     """Returns (sums, gradients of stacked, gradients of shared), in float32 at least.
 
@@ -56,7 +41,9 @@ def gradients(
       chain: the pieces.
       schedule: with backward passes, which are then run; without, jax differentiates it.
       inputs: parameters and microbatches.
-      at: devices.
+      mesh: devices; the axis ``stage`` has the schedule's stages. Replicas hold whole pipelines,
+        each on its share of every microbatch's rows, and add up their gradients after all ticks.
+      idle: see PipelineConfig.
     """
 
     def run(stage: Stage) -> tuple[Tree, Tree, Tree]:
@@ -65,10 +52,10 @@ def gradients(
         )
         return apart(sums), apart(of_stacked), apart(apart(of_shared))
 
-    everywhere = PartitionSpec((*at.replicas, STAGE))
-    each = PartitionSpec(at.replicas or None, STAGE)
+    replicas = replica_axes(mesh)
+    everywhere, each = PartitionSpec((*replicas, STAGE)), PartitionSpec(replicas or None, STAGE)
     sums, of_stacked, of_shared = _on_every_stage(
-        run, (everywhere, each, each), chain, schedule, inputs, at=at
+        run, (everywhere, each, each), chain, schedule, inputs, mesh=mesh, idle=idle
     )
     # Stages first, one dimension after the other: compilers scatter a sum along one only.
     of_shared = chain.settle(jax.tree.map(lambda x: x.sum(axis=1), of_shared))
@@ -82,23 +69,24 @@ def _on_every_stage(
     schedule: Schedule,
     inputs: Inputs,
     *,
-    at: Placement,
+    mesh: Mesh,
+    idle: Idle,
 ) -> Any:
-    assert at.mesh.shape[STAGE] == schedule.stages
-    rows = PartitionSpec(None, at.replicas or None)
+    assert mesh.shape[STAGE] == schedule.stages
+    replicas = replica_axes(mesh)
 
     # Without checks of what varies over stages: the gradients are taken inside, where each stage
     # differentiates its own share of the loss, and are added up outside.
     @functools.partial(
         jax.shard_map,
-        mesh=at.mesh,
-        in_specs=(PartitionSpec(STAGE), PartitionSpec(), rows),
+        mesh=mesh,
+        in_specs=(PartitionSpec(STAGE), PartitionSpec(), PartitionSpec(None, replicas or None)),
         out_specs=out,
-        axis_names={STAGE, *at.replicas},
+        axis_names={STAGE, *replicas},
         check_vma=False,
     )
     def everywhere(stacked: Any, shared: Any, parts: Any) -> Any:
         local = Inputs(stacked=stacked, shared=shared, parts=parts)
-        return run(Stage(chain, schedule, local, idle=at.idle))
+        return run(Stage(chain, schedule, local, idle=idle))
 
     return everywhere(inputs.stacked, inputs.shared, inputs.parts)

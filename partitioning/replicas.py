@@ -8,10 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
-
-from partitioning.mesh import current_mesh
-from partitioning.rules import mesh_axes
+from jax.sharding import Mesh, PartitionSpec
 
 AXIS = "data"
 Tree = Any
@@ -19,7 +16,7 @@ Tree = Any
 
 def replica_axes(mesh: Mesh) -> tuple[str, ...]:
     """Returns the mesh axes of replicas, none where there is one."""
-    return (AXIS,) if mesh.shape[AXIS] > 1 else ()
+    return (AXIS,) if mesh.shape.get(AXIS, 1) > 1 else ()
 
 
 def summed_over_replicas(
@@ -51,13 +48,3 @@ def apart(tree: Tree) -> Tree:
 def together(tree: Tree) -> Tree:
     """Adds up what was apart. Left to the partitioner, which knows where the sum is needed."""
     return jax.tree.map(lambda x: x.sum(axis=0), tree)
-
-
-def inside(sharding: NamedSharding, *, taken: tuple[str, ...]) -> NamedSharding:
-    """Returns a sharding as code must name it around which the axes ``taken`` are split off."""
-    assert isinstance(sharding.mesh, Mesh)
-    entries = (
-        tuple(axis for axis in mesh_axes(entry) if axis not in taken) or None
-        for entry in sharding.spec
-    )
-    return NamedSharding(current_mesh(sharding.mesh), PartitionSpec(*entries))

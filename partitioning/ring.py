@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, PartitionSpec
 
-from partitioning.attention_pair import Places, ScoreRules, Softmax, absorb, gradients
+from partitioning.attention_pair import ScoreRules, Softmax, Tokens, absorb, gradients
 from partitioning.manual import per_rank
 
 AXIS = "context"
@@ -54,7 +54,7 @@ class RingConfig:
 
 
 def ring_attention(
-    q_BTHK: jax.Array, k_BTGK: jax.Array, v_BTGK: jax.Array, at: Places, *, config: RingConfig
+    q_BTHK: jax.Array, k_BTGK: jax.Array, v_BTGK: jax.Array, at: Tokens, *, config: RingConfig
 ) -> jax.Array:
     """Causal self-attention over rows whose tokens are split over `context`.
 
@@ -109,7 +109,7 @@ def visible_halves(edges_BN4: jax.Array, *, window: int | None = None) -> jax.Ar
     return visible.any(axis=0)
 
 
-def edges_of_halves(at: Places, *, halves: int) -> jax.Array:
+def edges_of_halves(at: Tokens, *, halves: int) -> jax.Array:
     """Returns [B, halves, 4] int32: of each part its first and its last token.
 
     They are the lowest segment, the lowest position in it, the highest segment and the highest
@@ -125,12 +125,12 @@ def edges_of_halves(at: Places, *, halves: int) -> jax.Array:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _attend(q: jax.Array, k: jax.Array, v: jax.Array, at: Places, config: RingConfig) -> jax.Array:
+def _attend(q: jax.Array, k: jax.Array, v: jax.Array, at: Tokens, config: RingConfig) -> jax.Array:
     return _attend_forward(q, k, v, at, config)[0]
 
 
 def _attend_forward(
-    q: jax.Array, k: jax.Array, v: jax.Array, at: Places, config: RingConfig
+    q: jax.Array, k: jax.Array, v: jax.Array, at: Tokens, config: RingConfig
 ) -> tuple[jax.Array, Any]:
     heads, tokens = config.spec, PartitionSpec(*config.spec[:2])
     run = per_rank(
@@ -162,7 +162,7 @@ def _forward_of_rank(
     q_BTGRK: jax.Array,
     k_BTGK: jax.Array,
     v_BTGK: jax.Array,
-    at: Places,
+    at: Tokens,
     *,
     rules: ScoreRules,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -204,7 +204,7 @@ def _backward_of_rank(
     q_BTGRK: jax.Array,
     k_BTGK: jax.Array,
     v_BTGK: jax.Array,
-    at: Places,
+    at: Tokens,
     y_BTGRK: jax.Array,
     lse_BTGR: jax.Array,
     needed_12N: jax.Array,

@@ -56,20 +56,24 @@ class Schedule:
         first = (self.chunk_of(table) == 0) & (np.arange(self.stages) == 0)
         return (table != IDLE) & ~first
 
-    def duration(self, *, forward: float = 1.0, backward: float = 2.0) -> float:
-        """Returns the time of all ticks: each lasts as long as its busiest stage.
+    def duration(self, *, backward: float = 2.0) -> float:
+        """Returns the time of all ticks, in forward passes: each lasts as its busiest stage.
 
         A forward-only table runs a second time, backwards, when jax differentiates it.
         """
         if not self.has_backward:
-            return self.ticks * (forward + backward)
-        each = forward * (self.forward != IDLE) + backward * (self.backward != IDLE)
+            return self.ticks * (1.0 + backward)
+        each = (self.forward != IDLE) + backward * (self.backward != IDLE)
         return float(each.max(axis=1).sum())
 
-    def bubble(self, *, forward: float = 1.0, backward: float = 2.0) -> float:
-        """Returns the idle share of a stage's time, between 0 and 1."""
-        work = self.chunks * self.microbatches * (forward + backward)
-        return 1.0 - work / self.duration(forward=forward, backward=backward)
+    def bubble(self, *, backward: float = 2.0) -> float:
+        """Returns the idle share of a stage's time, between 0 and 1.
+
+        Args:
+          backward: time of a backward pass in forward passes.
+        """
+        work = self.chunks * self.microbatches * (1.0 + backward)
+        return 1.0 - work / self.duration(backward=backward)
 
     @functools.cached_property
     def stash(self) -> "Stash":

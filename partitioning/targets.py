@@ -32,7 +32,7 @@ class Target:
       name: what ``--target`` takes.
       platform: who compiles.
       memory: bytes of one device; 0 where it does not matter.
-      per_host: devices of one host.
+      per_host: GPU: devices of one host.
       torus: TPU: dimensions of the torus that chips form.
       per_chip: TPU: devices of one chip.
     """
@@ -50,9 +50,9 @@ TARGETS = {
     for target in (
         Target(name="h100", platform="cuda", memory=84_978_434_048),
         Target(name="v4", platform="tpu", memory=16 * GIB, torus=3, per_chip=2),
-        Target(name="v5e", platform="tpu", memory=16 * GIB, torus=2, per_host=4),
-        Target(name="v5p", platform="tpu", memory=95 * GIB, torus=3, per_host=4),
-        Target(name="v6e", platform="tpu", memory=32 * GIB, torus=2, per_host=4),
+        Target(name="v5e", platform="tpu", memory=16 * GIB, torus=2),
+        Target(name="v5p", platform="tpu", memory=95 * GIB, torus=3),
+        Target(name="v6e", platform="tpu", memory=32 * GIB, torus=2),
         Target(name="tpu7x", platform="tpu", memory=96 * GIB, torus=3, per_chip=2),
         Target(name="cpu", platform="cpu", memory=0),
     )

@@ -19,7 +19,7 @@ from jax.extend import core
 from models.context import Context
 from trainer.hardware import peak_flops
 from trainer.program import Program
-from trainer.state import MODEL, abstract_state
+from trainer.state import MODEL, abstract_batch, abstract_state
 
 Convention = Literal["causal", "full"]
 
@@ -47,8 +47,7 @@ class StepFlops:
 
 def step_flops(program: Program, *, rows: int, length: int) -> StepFlops:
     """Counts a training step on ``rows`` rows of ``length`` tokens; traces, compiles nothing."""
-    spec = program.task.batch_spec(rows=rows, length=length)
-    batch = {name: jax.ShapeDtypeStruct(s.shape, s.dtype) for name, s in spec.items()}
+    batch = abstract_batch(program, rows=rows, length=length)
     group = abstract_state(program).groups[MODEL]
 
     def forward(parameters: Any, variables: Any, batch: Any) -> jax.Array:

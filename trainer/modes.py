@@ -175,7 +175,7 @@ def _startup(run: Run) -> StartupReport:
 
 def _score(setup: Setup) -> Callable[[TrainState], Scores | None]:
     # Compiled ahead where it has to be looked at; elsewhere an evaluation may be far away.
-    staged = setup.program.mesh.shape["stage"] > 1
+    staged = setup.program.stages > 1
     step = compile_ahead(setup, build_eval_step) if staged else build_eval_step(setup.program)
 
     def score(state: TrainState) -> Scores | None:

@@ -15,12 +15,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 from models.context import Context
 from partitioning import pipeline
 from partitioning.collectives import MeshShape, branch_collectives
-from partitioning.mesh import axis_sizes
+from partitioning.mesh import automatic_part, axis_sizes
 from partitioning.mesh_config import ScheduleName
-from partitioning.pipeline import Placement
 from partitioning.pipeline_stage import STAGE, Chain, Inputs
-from partitioning.replicas import AXIS as REPLICAS
-from partitioning.replicas import inside, replica_axes
+from partitioning.replicas import replica_axes
+from partitioning.rules import mesh_axes
 from partitioning.schedules import Schedule, build_schedule
 from trainer.endings import UserError
 from trainer.paths import leaves, nest, split_frozen
@@ -45,7 +44,11 @@ def pipelined_gradients(
     """
     inputs = _inputs(program, group, parts, step=step)
     sums, stacked, shared = pipeline.gradients(
-        _chain(program, group, parts), _schedule(program), inputs, at=_placement(program)
+        _chain(program, group, parts),
+        _schedule(program),
+        inputs,
+        mesh=program.mesh,
+        idle=program.pipeline.idle,
     )
     trainable, _ = split_frozen(group.parameters, group.frozen)
     found = stacked | shared
@@ -55,15 +58,18 @@ def pipelined_gradients(
 def pipelined_sums(program: Program, group: Group, parts: tuple[Batch, jax.Array]) -> Sums:
     """Returns the sums over all microbatches, without dropout and gradients."""
     inputs = _inputs(program, group, parts, step=None)
-    chain = _chain(program, group, parts)
     return pipeline.forward_sums(
-        chain, _schedule(program, "circular"), inputs, at=_placement(program)
+        _chain(program, group, parts),
+        _schedule(program, "circular"),
+        inputs,
+        mesh=program.mesh,
+        idle=program.pipeline.idle,
     )
 
 
 def describe_pipeline(program: Program) -> str:
     """Returns schedule, sizes and bubble in one line; empty without stages."""
-    if program.mesh.shape[STAGE] == 1:
+    if program.stages == 1:
         return ""
     schedule = _schedule(program)
     return (
@@ -78,7 +84,7 @@ def check_branches(compiled: jax.stages.Compiled, program: Program) -> None:
     The partitioner may move data as it sees fit, also in what stages run or skip. An exchange there
     must be among devices of one stage, and no collective-permute, which is one for all devices.
     """
-    if program.mesh.shape[STAGE] == 1:
+    if program.stages == 1:
         return
     shape = MeshShape(sizes=axis_sizes(program.mesh))
     bad = [
@@ -95,16 +101,10 @@ def check_branches(compiled: jax.stages.Compiled, program: Program) -> None:
         )
 
 
-def _placement(program: Program) -> Placement:
-    return Placement(
-        mesh=program.mesh, replicas=replica_axes(program.mesh), idle=program.pipeline.idle
-    )
-
-
 def _schedule(program: Program, name: ScheduleName | None = None) -> Schedule:
     return build_schedule(
         name or program.pipeline.schedule,
-        stages=program.mesh.shape[STAGE],
+        stages=program.stages,
         chunks=program.pipeline.chunks,
         microbatches=program.train.microbatches,
     )
@@ -175,15 +175,18 @@ def _chain(program: Program, group: Group, parts: tuple[Batch, jax.Array]) -> Ch
 def _settling(
     layout: Mapping[str, NamedSharding], *, replicas: tuple[str, ...]
 ) -> Callable[[Flat], Flat]:
-    def by_replica(sharding: NamedSharding) -> NamedSharding:
-        there = inside(sharding, taken=(REPLICAS,))
-        return NamedSharding(there.mesh, PartitionSpec(replicas or None, *there.spec))
-
     def settle(gradients: Flat) -> Flat:
         return {
             path: jax.lax.with_sharding_constraint(x, by_replica(layout[path]))
             for path, x in gradients.items()
         }
+
+    def by_replica(sharding: NamedSharding) -> NamedSharding:
+        entries = (
+            tuple(axis for axis in mesh_axes(entry) if axis not in replicas) or None
+            for entry in sharding.spec
+        )
+        return NamedSharding(sharding.mesh, PartitionSpec(replicas or None, *entries))
 
     return settle
 
@@ -191,7 +194,7 @@ def _settling(
 def _placing(layout: Mapping[str, NamedSharding]) -> Callable[[Flat], Flat]:
     def place(gradients: Flat) -> Flat:
         return {
-            path: jax.lax.with_sharding_constraint(x, inside(layout[path], taken=(STAGE, REPLICAS)))
+            path: jax.lax.with_sharding_constraint(x, automatic_part(layout[path]))
             for path, x in gradients.items()
         }
 

@@ -7,7 +7,7 @@ from trainer.run_config import RunConfig
 
 def check_pipeline(config: RunConfig, program: Program) -> None:
     """Raises ValueError if layers, chunks and microbatches do not fill the pipeline's stages."""
-    stages, chunks = program.mesh.shape["stage"], config.pipeline.chunks
+    stages, chunks = program.stages, config.pipeline.chunks
     if stages == 1:
         if chunks > 1:
             raise ValueError(

@@ -48,6 +48,11 @@ class Program:
     graph: nnx.GraphDef
     axes: dict[str, tuple[tuple[str, ...], tuple[int, ...]]]
 
+    @property
+    def stages(self) -> int:
+        """Pipeline stages; 1 where there is no pipeline."""
+        return self.mesh.shape["stage"]
+
     def is_repeated(self, path: str) -> bool:
         """Whether a parameter belongs to the repeats that pipeline stages share among them."""
         return isinstance(self.task, PipelinedTask) and path.startswith(f"{self.task.repeated}/")
@@ -55,7 +60,7 @@ class Program:
     @property
     def layer_order(self) -> np.ndarray | None:
         """Which repeat stands at each place on the devices; None if they stand in their order."""
-        stages, chunks = self.mesh.shape["stage"], self.pipeline.chunks
+        stages, chunks = self.stages, self.pipeline.chunks
         if stages == 1 or chunks == 1:
             return None
         repeats = next(shape[0] for path, (_, shape) in self.axes.items() if self.is_repeated(path))

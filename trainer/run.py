@@ -34,6 +34,7 @@ from trainer.run_directory import RunDirectory, check_readable, open_run
 from trainer.state import (
     MODEL,
     TrainState,
+    abstract_batch,
     abstract_state,
     first_average,
     from_portable,
@@ -171,13 +172,8 @@ def compile_ahead(
     setup: Setup, build: Callable[[Program], jax.stages.Wrapped] = build_train_step
 ) -> CompiledAhead:
     """Returns the train step, or another called like it, which a thread compiles from now on."""
-    data = setup.config.data
-    spec = setup.program.task.batch_spec(rows=data.global_batch, length=data.sequence_length)
-    batch = {
-        name: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=setup.shardings[name])
-        for name, s in spec.items()
-    }
-    program = setup.program
+    program, data = setup.program, setup.config.data
+    batch = abstract_batch(program, rows=data.global_batch, length=data.sequence_length)
     step, state = build(program), abstract_state(program)
     return CompiledAhead(step, state, batch, check=lambda it: check_branches(it, program))
 

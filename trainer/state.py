@@ -120,6 +120,16 @@ def parameter_rows(program: Program) -> list[table.Row]:
     ]
 
 
+def abstract_batch(program: Program, *, rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns shapes and shardings of a global batch, as compiling a step takes them."""
+    return {
+        name: jax.ShapeDtypeStruct(
+            each.shape, each.dtype, sharding=program.shard.sharding(each.axes, shape=each.shape)
+        )
+        for name, each in program.task.batch_spec(rows=rows, length=length).items()
+    }
+
+
 def shardings(state: Tree) -> Tree:
     """Returns the shardings of a (possibly abstract) state."""
     return jax.tree.map(lambda leaf: leaf.sharding, state)

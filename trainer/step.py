@@ -17,7 +17,8 @@ from flax import nnx
 
 from models.context import Context
 from models.layers import wide
-from partitioning.replicas import inside, replica_axes, summed_over_replicas
+from partitioning.mesh import automatic_part
+from partitioning.replicas import replica_axes, summed_over_replicas
 from trainer.paths import merge_frozen, split_frozen
 from trainer.pipeline import pipelined_gradients, pipelined_sums
 from trainer.program import Program
@@ -42,7 +43,7 @@ def build_train_step(program: Program) -> jax.stages.Wrapped:
         trainable, frozen = split_frozen(group.parameters, group.frozen)
 
         parts = cut_microbatches(batch, program.train.microbatches)
-        if program.mesh.shape["stage"] > 1:
+        if program.stages > 1:
             found, gradients = pipelined_gradients(program, group, parts, step=state.step)
         else:
             held = (frozen, group.variables, state.step)
@@ -91,7 +92,7 @@ def build_eval_step(program: Program) -> jax.stages.Wrapped:
 
     def eval_step(state: TrainState, batch: Batch) -> Metrics:
         group = state.groups[MODEL]
-        if program.mesh.shape["stage"] > 1:
+        if program.stages > 1:
             scored = dataclasses.replace(group, parameters=group.scored())
             parts = cut_microbatches(batch, program.train.microbatches)
             total, weight, metrics = pipelined_sums(program, scored, parts)
@@ -133,8 +134,7 @@ def _accumulate(
     def placed(gradients: Any) -> Any:
         if layout is None:
             return gradients
-        there = jax.tree.map(lambda at: inside(at, taken=replicas), layout)
-        return jax.lax.with_sharding_constraint(gradients, there)
+        return jax.lax.with_sharding_constraint(gradients, jax.tree.map(automatic_part, layout))
 
     def one(model: tuple[Any, Any], part: tuple[Batch, jax.Array]) -> tuple[Any, Sums]:
         gradients, sums = gradient(*model, *part)

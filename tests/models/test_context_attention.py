@@ -9,11 +9,10 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from models.attention_kernels import Tokens
-from models.context_attention import Scoring, attend_over_context
+from models.context_attention import attend_over_context
 from partitioning import attention_pair
 from partitioning.activations import Activations
-from partitioning.attention_pair import Places
+from partitioning.attention_pair import ScoreRules, Tokens
 from partitioning.collectives import branch_collectives, instruction_counts
 from partitioning.mesh import build_mesh
 from partitioning.mesh_config import MeshConfig, RulesConfig
@@ -29,8 +28,7 @@ B, T, H, K = 2, 32, 4, 4
 MESH = MeshConfig(context=4, tensor=2)
 DATA = MeshConfig(data=2, context=4)
 WAYS, LAYOUTS = ("ring", "all_gather"), ("contiguous", "zigzag")
-PLAIN = Scoring(window=None, cap=None)
-WINDOWED = Scoring(window=7, cap=3.0)
+PLAIN, WINDOWED = ScoreRules(), ScoreRules(window=7, cap=3.0)
 
 
 @pytest.fixture(autouse=True)
@@ -58,15 +56,15 @@ def inputs(kv_heads, *, dtype=np.float64):
     return [random.standard_normal(shape).astype(dtype) for shape in shapes]
 
 
-def full(q, k, v, positions, segments, scoring):
+def full(q, k, v, positions, segments, rules):
     """Attention with every head's keys written out; the plainest form there is."""
     k, v = (jnp.repeat(x, H // x.shape[2], axis=2) for x in (k, v))
     scores = jnp.einsum("bthk,bshk->bhts", q, k) / jnp.sqrt(K)
-    if scoring.cap is not None:
-        scores = scoring.cap * jnp.tanh(scores / scoring.cap)
+    if rules.cap is not None:
+        scores = rules.cap * jnp.tanh(scores / rules.cap)
     behind = positions[:, :, None] - positions[:, None, :]
     mask = (segments[:, :, None] == segments[:, None, :]) & (segments[:, None] != 0)
-    mask &= (behind >= 0) & (behind < (scoring.window or T))
+    mask &= (behind >= 0) & (behind < (rules.window or T))
     weights = jnp.where(mask[:, None], jnp.exp(scores), 0)
     total = weights.sum(-1, keepdims=True)
     return jnp.einsum("bhts,bshk->bthk", weights / jnp.where(total > 0, total, 1), v)
@@ -90,12 +88,12 @@ def shard_of(mesh):
     )
 
 
-def lowered(way, kv_heads, scoring, *, mesh=MESH, dtype=np.float64):
+def lowered(way, kv_heads, rules, *, mesh=MESH, dtype=np.float64):
     shard = shard_of(mesh)
 
     def attention(q, k, v, positions, segments):
         at = Tokens(positions=positions, segments=segments)
-        return attend_over_context(q, k, v, at, way=way, scoring=scoring, shard=shard)
+        return attend_over_context(q, k, v, at, way=way, rules=rules, shard=shard)
 
     kv = "tensor" if kv_heads % mesh.tensor == 0 else None
     arrays = [
@@ -118,8 +116,8 @@ def lowered(way, kv_heads, scoring, *, mesh=MESH, dtype=np.float64):
 
 
 @functools.cache
-def compiled(way, kv_heads, scoring, **rest):
-    program, arrays = lowered(way, kv_heads, scoring, **rest)
+def compiled(way, kv_heads, rules, **rest):
+    program, arrays = lowered(way, kv_heads, rules, **rest)
     return program.compile(), [x.sharding for x in arrays]
 
 
@@ -137,8 +135,8 @@ def found(program, arrays, places, layout):
     return [np.asarray(x)[:, back] for x in run(*jax.device_put(given, shardings))]
 
 
-def expected(arrays, places, scoring):
-    run = jax.jit(with_gradients(functools.partial(full, scoring=scoring)))
+def expected(arrays, places, rules):
+    run = jax.jit(with_gradients(functools.partial(full, rules=rules)))
     return [np.asarray(x) for x in run(*arrays, *places)]
 
 
@@ -148,15 +146,15 @@ def worst(one, other):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kind", ["one", "packed"])
-@pytest.mark.parametrize("scoring", [PLAIN, WINDOWED], ids=["causal", "windowed and capped"])
+@pytest.mark.parametrize("rules", [PLAIN, WINDOWED], ids=["causal", "windowed and capped"])
 @pytest.mark.parametrize("kv_heads", [4, 2], ids=["MHA", "GQA"])
 @pytest.mark.parametrize("way", WAYS)
 def test_split_rows_equal_whole_rows_in_output_and_every_gradient(
-    way, kv_heads, scoring, kind, layout
+    way, kv_heads, rules, kind, layout
 ):
     arrays, places = inputs(kv_heads), documents(kind)
-    program = compiled(way, kv_heads, scoring)
-    assert worst(found(program, arrays, places, layout), expected(arrays, places, scoring)) < 1e-13
+    program = compiled(way, kv_heads, rules)
+    assert worst(found(program, arrays, places, layout), expected(arrays, places, rules)) < 1e-13
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -166,19 +164,6 @@ def test_key_value_heads_fewer_than_tensor_ranks_are_shared(way):
     run, shardings = program
     found = run(*jax.device_put([*arrays, *places], shardings))
     assert worst(found, expected(arrays, places, PLAIN)) < 1e-13
-
-
-def test_control_a_mask_shifted_by_one_is_seen(monkeypatch):
-    scores = attention_pair._scores
-
-    def shifted(q, queries, k, keys, *, rules):
-        later = Places(positions=keys.positions + 1, segments=keys.segments)
-        return scores(q, queries, k, later, rules=rules)
-
-    monkeypatch.setattr(attention_pair, "_scores", shifted)
-    arrays, places = inputs(2), documents("packed")
-    program = compiled.__wrapped__("ring", 2, PLAIN)
-    assert worst(found(program, arrays, places, "zigzag"), expected(arrays, places, PLAIN)) > 0.01
 
 
 def test_control_a_pair_too_few_is_seen(monkeypatch):
@@ -207,7 +192,7 @@ def test_the_ring_computes_just_the_half_blocks_that_the_mask_leaves(layout, hal
         y = found(compiled("ring", 4, PLAIN), [q, k, v[:, back], w], places, layout)[0]
         computed[:, half] = np.isnan(y[:, columns]).reshape(B, 8, -1).any(axis=(0, 2))
     assert computed.reshape(4, 16).sum(axis=1).tolist() == halves
-    at = Places(positions=places[0][:, columns], segments=places[1][:, columns])
+    at = Tokens(positions=places[0][:, columns], segments=places[1][:, columns])
     np.testing.assert_array_equal(computed, visible_halves(edges_of_halves(at, halves=8)))
 
 
@@ -263,7 +248,7 @@ def test_a_row_that_does_not_divide_into_halves_is_refused():
     q, k, v, _ = (x[:, :20] for x in inputs(4))
     at = Tokens(positions=np.zeros((B, 20)), segments=np.zeros((B, 20)))
     with pytest.raises(ValueError, match="20 tokens is not a multiple of 8"):
-        attend_over_context(q, k, v, at, way="ring", scoring=PLAIN, shard=shard)
+        attend_over_context(q, k, v, at, way="ring", rules=PLAIN, shard=shard)
 
 
 @pytest.mark.parametrize("way", WAYS)

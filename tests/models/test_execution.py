@@ -12,7 +12,7 @@ from models.context import Context, dropout
 from partitioning.mesh_config import MeshConfig
 from trainer.certificate import one_step, programs
 from trainer.certificate.cases import EXPERTS_MODEL
-from trainer.state import abstract_state, init_state
+from trainer.state import abstract_batch, abstract_state, init_state
 from trainer.step import build_train_step
 
 
@@ -110,8 +110,7 @@ def test_saving_what_experts_got_and_gave_back_saves_their_exchanges():
         )
         mesh = MeshConfig(fsdp=2, expert=4)
         program = programs.program(model, mesh=mesh, rules=programs.rules("ep"))
-        spec = program.task.batch_spec(rows=8, length=16)
-        batch = {name: jax.ShapeDtypeStruct(s.shape, s.dtype) for name, s in spec.items()}
+        batch = abstract_batch(program, rows=8, length=16)
         traced = build_train_step(program).trace(abstract_state(program), batch)
         return str(traced.jaxpr).count("all_to_all[")
 

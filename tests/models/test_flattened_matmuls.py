@@ -15,7 +15,7 @@ from partitioning.collectives import instruction_counts
 from partitioning.mesh_config import AXES, MeshConfig
 from trainer.certificate import programs
 from trainer.program import Program
-from trainer.state import abstract_state
+from trainer.state import abstract_batch, abstract_state
 from trainer.step import build_train_step
 
 
@@ -36,13 +36,7 @@ LAYOUTS = {
 
 
 def collectives(program: Program) -> dict[str, int]:
-    spec = program.task.batch_spec(rows=programs.ROWS, length=programs.LENGTH)
-    batch = {
-        name: jax.ShapeDtypeStruct(
-            s.shape, s.dtype, sharding=program.shard.sharding(s.axes, shape=s.shape)
-        )
-        for name, s in spec.items()
-    }
+    batch = abstract_batch(program, rows=programs.ROWS, length=programs.LENGTH)
     compiled = build_train_step(program).lower(abstract_state(program), batch).compile()
     return instruction_counts(compiled.as_text())
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jax.sharding import NamedSharding, PartitionSpec
 
-from partitioning.mesh import axis_sizes, build_mesh, describe
+from partitioning.mesh import automatic_part, axis_sizes, build_mesh, describe
 from partitioning.mesh_config import AXES, MeshConfig
 
 
@@ -144,3 +145,20 @@ def test_the_description_names_sizes_devices_and_processes():
     assert describe(mesh) == "fsdp=4 x tensor=4 on 16 x fake, 4 process(es)"
     alone = build_mesh(MeshConfig(), devices=jax.devices()[:1])
     assert describe(alone) == "one device on 1 x cpu, 1 process(es)"
+
+
+def test_inside_a_shard_map_a_sharding_loses_the_axes_that_are_split_and_may_be_named():
+    mesh = build_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    whole = NamedSharding(mesh, PartitionSpec(("data", "fsdp"), None, "tensor"))
+    assert automatic_part(whole) == whole
+    inside = []
+
+    def local(x):
+        inside.append(automatic_part(whole))
+        return jax.lax.with_sharding_constraint(x, inside[-1])
+
+    spec = PartitionSpec("data")
+    jax.jit(
+        jax.shard_map(local, mesh=mesh, in_specs=spec, out_specs=spec, axis_names={"data"})
+    ).lower(np.zeros((4, 2, 2)))
+    assert inside[-1].spec == PartitionSpec(("fsdp",), None, ("tensor",))

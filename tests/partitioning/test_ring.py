@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from partitioning.attention_pair import Places
+from partitioning.attention_pair import Tokens
 from partitioning.ring import edges_of_halves, visible_halves
 from partitioning.sequence_layout import dealt_columns
 
@@ -44,7 +44,7 @@ WINDOWS = st.one_of(st.none(), st.integers(1, 12))
 
 
 def visible(positions, segments, parts, window):
-    at = Places(positions=positions, segments=segments)
+    at = Tokens(positions=positions, segments=segments)
     with jax.disable_jit():
         return np.asarray(visible_halves(edges_of_halves(at, halves=parts), window=window))
 

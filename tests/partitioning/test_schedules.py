@@ -28,7 +28,7 @@ def test_every_piece_runs_once_and_in_time_and_the_bubble_is_the_formula(name, s
     schedule.check()
     stages, work = sizes["stages"], sizes["chunks"] * sizes["microbatches"]
     expected = (stages - 1) / (stages - 1 + work)
-    for cost in ({}, {"backward": 1.0}, {"forward": 3.0, "backward": 5.0}):
+    for cost in ({}, {"backward": 1.0}, {"backward": 1.6}):
         assert schedule.bubble(**cost) == pytest.approx(expected)
     assert ((schedule.forward != IDLE).sum(axis=0) == work).all()
     assert schedule.has_backward == (name == "1f1b")

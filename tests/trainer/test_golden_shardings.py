@@ -19,16 +19,17 @@ from partitioning.mesh_config import AXES, MeshConfig
 from trainer.certificate import one_step, programs
 from trainer.paths import path_of
 from trainer.program import Program, build_program, build_task
-from trainer.state import MODEL, abstract_state, parameter_rows
+from trainer.state import MODEL, abstract_batch, abstract_state, parameter_rows
 from trainer.step import build_train_step
 
 GOLDEN = pathlib.Path(__file__).parent / "golden" / "shardings"
 COLLECTIVES = pathlib.Path(__file__).parent / "golden" / "collectives.txt"
+RULE_SETS = ("ddp", "fsdp", "hsdp", "tp", "fsdp_tp", "zero1", "pp", "cp")
 DENSE = {"tiny": 8, "llama3_8b": 8, "llama3_70b": 64}
 EXPERTS = {"tiny_moe": 8, "mixtral_8x7b": 64}
 DEVICES = DENSE | EXPERTS
 PAIRS = [
-    *((model, rules) for model in DENSE for rules in programs.RULE_SETS),
+    *((model, rules) for model in DENSE for rules in RULE_SETS),
     *((model, rules) for model in EXPERTS for rules in ("ep", "fsdp_ep_tp")),
 ]
 SMALL = programs.decoder(dtype="float32", param_dtype="float32")
@@ -102,7 +103,7 @@ def test_seventy_billion_parameters_fit_on_64_devices_of_80_gigabytes():
 
 
 PLANS = {
-    **{rules: (rules, mesh_of(rules, devices=8, tensor=2), True) for rules in programs.RULE_SETS},
+    **{rules: (rules, mesh_of(rules, devices=8, tensor=2), True) for rules in RULE_SETS},
     "tp 4, no SP": ("tp", MeshConfig(tensor=4), False),
     "tp 4": ("tp", MeshConfig(tensor=4), True),
     "fsdp_tp, no SP": ("fsdp_tp", MeshConfig(fsdp=4, tensor=2), False),
@@ -125,15 +126,7 @@ def compiled():
             optimizer=programs.load(optimizer="adamw").optimizer,
             train={"microbatches": 2 * mesh.stage if mesh.stage > 1 else 1},
         )
-        spec = program.task.batch_spec(rows=programs.ROWS, length=programs.LENGTH)
-        batch = {
-            key: jax.ShapeDtypeStruct(
-                each.shape,
-                each.dtype,
-                sharding=program.shard.sharding(each.axes, shape=each.shape),
-            )
-            for key, each in spec.items()
-        }
+        batch = abstract_batch(program, rows=programs.ROWS, length=programs.LENGTH)
         programs_of[name] = (program, batch)
     yield types.MappingProxyType(programs_of)
     jax.config.update("jax_compilation_cache_dir", cache)

@@ -1,13 +1,12 @@
 """What a compiled pipeline step holds: memory, and no exchange that could hang."""
 
-import jax
 import pytest
 
 from partitioning.mesh_config import MeshConfig, PipelineConfig
 from trainer.certificate import programs
 from trainer.endings import UserError
 from trainer.pipeline import check_branches
-from trainer.state import abstract_state
+from trainer.state import abstract_batch, abstract_state
 from trainer.step import build_train_step
 
 ROWS = 4
@@ -22,8 +21,7 @@ def compiled(*, microbatches=4, mesh=MeshConfig(stage=4), rules="pp", **pipeline
         train={"microbatches": microbatches},
         pipeline=PipelineConfig(**pipeline),
     )
-    spec = program.task.batch_spec(rows=ROWS * microbatches, length=64)
-    batch = {name: jax.ShapeDtypeStruct(s.shape, s.dtype) for name, s in spec.items()}
+    batch = abstract_batch(program, rows=ROWS * microbatches, length=64)
     return program, build_train_step(program).lower(abstract_state(program), batch).compile()
 
 

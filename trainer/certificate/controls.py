@@ -154,4 +154,4 @@ CONTROLS = (
         ),
         fault=_dropped_tokens,
     ),
-)  # fmt: skip
+)

@@ -1,4 +1,4 @@
-"""Small programs for tests: the rule sets as users load them, tiny models, batches by hand.
+"""Small programs to compare: the rule sets as users load them, tiny models, batches by hand.
 
 Shape suffixes: B rows, T length.
 """
@@ -22,7 +22,6 @@ from trainer.run_config import LanguageModel, RunConfig, TrainConfig
 from trainer.task import Task
 
 ROWS, LENGTH, VOCAB = 32, 16, 64
-RULE_SETS = ("ddp", "fsdp", "hsdp", "tp", "fsdp_tp", "zero1", "pp", "cp")
 
 
 @functools.cache
