@@ -124,16 +124,21 @@ def compare(
     plan: dict[str, Any] = {
         "sizes": step.mesh.sizes,
         "rules": run.rules,
-        "work": Work(
-            rows=run.data.global_batch,
-            length=run.data.sequence_length,
-            microbatches=run.train.microbatches,
-            pipeline=run.pipeline,
-        ),
+        "work": work_of(run),
     }
     taken = branch_shares(run.task.model, **plan)
     found = collectives(step.text, mesh=step.mesh, taken=taken)
     return found, expected(run.task.model, parameters=step.program.axes, **plan)
+
+
+def work_of(run: RunConfig) -> Work:
+    """Returns what one step of a run computes."""
+    return Work(
+        rows=run.data.global_batch,
+        length=run.data.sequence_length,
+        microbatches=run.train.microbatches,
+        pipeline=run.pipeline,
+    )
 
 
 def show(found: Report) -> str:

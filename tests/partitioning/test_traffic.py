@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.decoder_config import DecoderConfig
+from models.experts_config import ExpertsConfig
 from partitioning.mesh_config import AXES, RulesConfig
-from partitioning.traffic import expected
+from partitioning.schedules import PipelineConfig, build_schedule
+from partitioning.traffic import branch_shares, expected
 from partitioning.traffic_step import Work
 from partitioning.transfers import Transfer, merged, wire_bytes
 from trainer.certificate import programs
@@ -158,6 +160,128 @@ def test_experts_are_neither_gathered_nor_summed_over_their_own_axis():
         ("reduce-scatter", ("fsdp",)),
     }
     assert found["all-gather", "blocks: gathered where used"].payload == 2 * 2 * 3 * 2 * 64 * 256
+
+
+STAGES = {"data": 2, "stage": 2, "tensor": 2}
+HALVES = dataclasses.replace(WORK, microbatches=4, pipeline=PipelineConfig(chunks=2))
+DEEP = with_model(layers=4)
+TICKS = build_schedule("1f1b", stages=2, chunks=2, microbatches=4).ticks
+
+
+def piped(kind: str, why: str, **how) -> float:
+    return moved(kind, why, **({"model": DEEP, "work": HALVES, "parameters": {}, **STAGES} | how))
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "circular"])
+def test_every_tick_sends_forward_and_back(schedule):
+    pipeline = PipelineConfig(schedule=schedule, chunks=2)
+    work = dataclasses.replace(HALVES, pipeline=pipeline)
+    ticks = build_schedule(schedule, stages=2, chunks=2, microbatches=4).ticks
+    part = RESIDUAL / 2 / 4 / 2  # replicas, microbatches, sequence parallelism
+    sent = piped("collective-permute", "stages: activations and gradients", work=work)
+    assert sent == 2 * ticks * part
+
+
+def test_a_stage_runs_its_share_of_the_blocks_forward_twice():
+    each = 2 * RESIDUAL / 2  # blocks of a stage, rows of a replica
+    assert piped("all-gather", "blocks: inputs of products") == 6 * each
+    assert piped("reduce-scatter", "blocks: sums") == 6 * each
+    model = with_model(layers=4, remat="full")
+    assert piped("all-gather", "blocks: inputs of products", model=model) == 8 * each
+    assert piped("reduce-scatter", "blocks: sums", model=model) == 7 * each
+
+
+def test_the_ends_of_a_pipeline_run_once_per_microbatch_and_slot():
+    each = RESIDUAL / 2
+    assert piped("reduce-scatter", "embedding: sum over the vocabulary") == 2 * each
+    assert piped("all-gather", "head: its input") == each
+    circular = dataclasses.replace(HALVES, pipeline=PipelineConfig(schedule="circular", chunks=2))
+    assert piped("all-gather", "head: its input", work=circular) == 2 * each
+
+
+def test_idle_ticks_that_compute_move_as_much_as_others():
+    idle = dataclasses.replace(HALVES, pipeline=PipelineConfig(chunks=2, idle="compute"))
+    for why, busy in (("blocks: sums", 2 * 4), ("head: gradient of its input", 4)):
+        ratio = piped("reduce-scatter", why, work=idle) / piped("reduce-scatter", why)
+        assert ratio == pytest.approx(TICKS / busy)
+
+
+def test_replicas_of_a_pipeline_add_up_once_in_float32():
+    parameters = {"stacks/pattern/up": (("layers", "embed", "mlp"), (4, 64, 256))}
+    found = terms(DEEP, parameters=parameters, work=HALVES, **STAGES)
+    summed = found["all-reduce", "blocks: gradients summed"]
+    assert (summed.axes, summed.payload) == (("data",), 4 * 64 * 256 * 4 / 2 / 2)
+
+
+def test_what_all_stages_read_is_gathered_and_added_up_over_them_once():
+    rules = programs.rules("pp")
+    parameters = {"head/kernel": (("embed", "vocab"), (64, 1024))}
+    found = expected(
+        DEEP,
+        parameters=parameters,
+        sizes=dict.fromkeys(AXES, 1) | STAGES,
+        rules=rules,
+        work=HALVES,
+    )
+    of_head = [(t.kind, t.axes, t.payload) for t in found if t.why.startswith("head: gra")
+               and "tensor" not in t.axes]  # fmt: skip
+    size = 64 * 1024 * 4 / 2
+    assert of_head == [("reduce-scatter", ("stage",), size),
+                       ("reduce-scatter", ("data",), size / 2)]  # fmt: skip
+    (gathered,) = (t for t in found if t.why == "head: for all stages")
+    assert (gathered.axes, gathered.payload) == (("stage",), size)
+
+
+def test_branches_are_taken_as_often_as_the_table_is_busy():
+    def shares(model: DecoderConfig = DEEP, **sizes: int) -> tuple[float, ...]:
+        mesh = dict.fromkeys(AXES, 1) | sizes
+        return branch_shares(model, sizes=mesh, rules=RulesConfig(), work=HALVES)
+
+    assert shares() == ()
+    assert shares(stage=2) == (8 / TICKS, 4 / TICKS)
+    ring = dataclasses.replace(DEEP, context_attention="ring")
+    assert shares(ring, stage=2, context=2) == (4 / TICKS,)
+
+
+def test_keys_and_values_are_gathered_over_context_and_their_gradients_scattered():
+    keys = 2 * 32 * 128 * 4 * 8 * 2
+    for remat, times in (("none", 1), ("selective", 2), ("full", 2)):
+        how = {"model": with_model(remat=remat), "context": 4}
+        assert moved("all-gather", "keys and values", **how) == 3 * times * keys
+        assert moved("reduce-scatter", "gradients of keys and values", **how) == 3 * keys
+
+
+def test_in_a_ring_they_go_round_and_gradients_go_all_the_way_home():
+    part, tokens = 2 * 32 * 128 * 4 * 8 / 4, 32 * 128 / 4
+    for remat, rounds in (("none", 2), ("selective", 2), ("full", 3)):
+        how = {"model": with_model(remat=remat, context_attention="ring"), "context": 4}
+        there = 3 * (3 * rounds * part * 2 + 3 * tokens * 8)
+        assert moved("collective-permute", "keys and values", **how) == there
+        back = 3 * (3 * part * 4 + part * 2)
+        assert moved("collective-permute", "gradients of keys and values", **how) == back
+
+
+def test_heads_that_tensor_does_not_divide_are_repeated_for_context():
+    how = {"model": with_model(kv_heads=2), "context": 4, "tensor": 8}
+    one_head = 2 * 32 * 128 * 8 * 2
+    assert moved("reduce-scatter", "gradients of keys and values", **how) == 3 * one_head
+    assert moved("all-gather", "blocks: gradients of keys and values", **how) == 0
+
+
+def test_parameters_split_over_the_sequence_s_axis_are_gathered_over_it():
+    parameters = {"up": (("layers", "embed", "mlp"), (3, 64, 256))}
+    found = terms(rules=programs.rules("cp"), parameters=parameters, fsdp=2, context=2)
+    gathered = found["all-gather", "blocks: gathered where used"]
+    assert (gathered.axes, gathered.payload) == (("fsdp", "context"), 2 * 3 * 64 * 256 * 2)
+
+
+@pytest.mark.parametrize(("remat", "times"), [("none", 4), ("selective", 6), ("full", 6)])
+@pytest.mark.parametrize(("buffer", "rows"), [(None, 2 * 128 * 8), (1.0, 2 * 128 * 8 // 4)])
+def test_tokens_travel_to_their_experts_and_back(remat, times, buffer, rows):
+    experts = ExpertsConfig(count=8, chosen=2, mlp_dim=32, buffer=buffer)
+    model = with_model(pattern=("global+experts",), experts=experts, remat=remat)
+    sent = moved("all-to-all", "experts: tokens and results", model=model, expert=4)
+    assert sent == 3 * times * 4 * rows * 64 * 2
 
 
 @given(

@@ -12,13 +12,15 @@ import numpy as np
 import pytest
 
 from models.decoder_config import DecoderConfig
+from models.experts_config import ExpertsConfig
 from partitioning.collectives import Collective, collectives, traffic
 from partitioning.mesh_config import MeshConfig
+from partitioning.schedules import PipelineConfig
 from partitioning.targets import target_devices
-from partitioning.traffic import Work, expected
 from partitioning.traffic_check import rows, verdicts
 from trainer import deviceless
 from trainer.certificate import programs
+from trainer.collectives import compare
 from trainer.run_config import LanguageModel, RunConfig
 
 MODEL = programs.decoder(
@@ -31,6 +33,11 @@ MODEL = programs.decoder(
     dtype="bfloat16",
     param_dtype="float32",
 )
+EXPERTS = dataclasses.replace(
+    MODEL,
+    pattern=("global+experts",),
+    experts=ExpertsConfig(count=4, chosen=2, mlp_dim=1024, buffer=1.5),
+)
 ROWS, LENGTH = 16, 128
 
 
@@ -41,6 +48,7 @@ def run_of(
     model: DecoderConfig = MODEL,
     sequence_parallel: bool = True,
     microbatches: int = 1,
+    pipeline: PipelineConfig = PipelineConfig(),  # noqa: B008 - frozen
 ) -> RunConfig:
     loaded = programs.load(rules=rules)
     return dataclasses.replace(
@@ -50,6 +58,8 @@ def run_of(
         rules=dataclasses.replace(loaded.rules, sequence_parallel=sequence_parallel),
         data=dataclasses.replace(loaded.data, global_batch=ROWS, sequence_length=LENGTH),
         train=dataclasses.replace(loaded.train, microbatches=microbatches),
+        pipeline=pipeline,
+        evaluation=dataclasses.replace(loaded.evaluation, sample_tokens=0),
     )
 
 
@@ -132,6 +142,42 @@ LAYOUTS = {
         "mesh": MeshConfig(tensor=8),
         "model": dataclasses.replace(MODEL, remat="selective"),
     },
+    "data x stage x tensor (llama3_70b_512_pp)": {
+        "rules": "pp",
+        "mesh": MeshConfig(data=2, stage=2, tensor=2),
+        "model": dataclasses.replace(MODEL, layers=12, remat="selective", loss_chunks=2),
+        "microbatches": 4,
+        "pipeline": PipelineConfig(chunks=2),
+    },
+    "stage x fsdp, circular": {
+        "rules": "fsdp",
+        "mesh": MeshConfig(stage=2, fsdp=4),
+        "model": dataclasses.replace(MODEL, layers=12),
+        "microbatches": 4,
+        "pipeline": PipelineConfig(schedule="circular"),
+    },
+    "fsdp x expert (mixtral_8x7b_64)": {
+        "rules": "ep",
+        "mesh": MeshConfig(fsdp=2, expert=4),
+        "model": dataclasses.replace(EXPERTS, remat="full", loss_chunks=2),
+    },
+    "fsdp x expert x tensor": {
+        "rules": "fsdp_ep_tp",
+        "mesh": MeshConfig(fsdp=2, expert=2, tensor=2),
+        "model": EXPERTS,
+    },
+    "fsdp x context x tensor, ring (llama3_8b_128k_64)": {
+        "rules": "cp",
+        "mesh": MeshConfig(fsdp=2, context=2, tensor=2),
+        "model": dataclasses.replace(
+            MODEL, remat="selective", loss_chunks=2, context_attention="ring"
+        ),
+    },
+    "fsdp x context, all_gather": {
+        "rules": "cp",
+        "mesh": MeshConfig(fsdp=2, context=4),
+        "model": dataclasses.replace(MODEL, remat="full"),
+    },
 }
 
 
@@ -139,14 +185,7 @@ LAYOUTS = {
 def test_a_small_step_moves_what_the_formulas_say(layout):
     run, step = compiled(**LAYOUTS[layout])
     assert isinstance(run.task, LanguageModel)
-    found = found_in(step)
-    formula = expected(
-        run.task.model,
-        parameters=step.program.axes,
-        sizes=step.mesh.sizes,
-        rules=run.rules,
-        work=Work(rows=ROWS, length=LENGTH, microbatches=run.train.microbatches),
-    )
+    found, formula = compare(step, run=run)
     judged = [v for v in verdicts(found, formula, platform="cuda") if v.judged]
     assert judged
     assert all(v.agrees for v in judged), (judged, rows(traffic(found), formula))
