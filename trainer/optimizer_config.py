@@ -18,12 +18,14 @@ class OptimizerConfig:
         that matches a parameter's path applies.
       moment_dtype: dtype of moments and momentum between steps; the update is always computed in
         32 bits or more. "float32" keeps more where parameters have more.
+      offload: keep the state in host memory between updates.
     """
 
     weight_decay: float = 0.0
     decay_exclude: tuple[str, ...] = (r"(^|/)(scale|bias)$",)
     groups: tuple[tuple[str, float, float], ...] = ()
     moment_dtype: Literal["float32", "bfloat16"] = "float32"
+    offload: bool = False
 
     def __post_init__(self) -> None:
         if self.moment_dtype == "bfloat16":

@@ -30,6 +30,7 @@ class Program:
       rules: rule tables.
       shard: constrains activations.
       optimizer: gradients -> what to subtract per unit of learning rate.
+      offload: whether the optimizer's state waits in host memory.
       schedule: step -> learning rate.
       train: settings of the step.
       pipeline: how microbatches pass through the stages.
@@ -47,6 +48,7 @@ class Program:
     pipeline: PipelineConfig
     graph: nnx.GraphDef
     axes: dict[str, tuple[tuple[str, ...], tuple[int, ...]]]
+    offload: bool = False
 
     @property
     def stages(self) -> int:
@@ -124,4 +126,5 @@ def build_program(run: RunConfig, *, task: Task, mesh: Mesh) -> Program:
         pipeline=run.pipeline,
         graph=graph,
         axes=axes,
+        offload=run.optimizer.offload,
     )

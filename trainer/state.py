@@ -5,7 +5,7 @@ cannot disagree.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,8 @@ from trainer.program import Program
 
 Tree = Any
 MODEL = "model"
+HOST: Literal["pinned_host"] = "pinned_host"
+"""Memory in which an offloaded optimizer's state waits."""
 
 
 @jax.tree_util.register_dataclass
@@ -105,7 +107,7 @@ def abstract_state(program: Program) -> TrainState:
         lambda path, leaf: jax.ShapeDtypeStruct(
             leaf.shape,
             leaf.dtype,
-            sharding=NamedSharding(program.mesh, _spec(path_of(path), leaf, program=program)),
+            sharding=_sharding(path_of(path), leaf, program=program),
         ),
         shapes,
     )
@@ -203,6 +205,32 @@ def _reordered(state: Tree, order: np.ndarray | None, *, program: Program) -> Tr
         return jax.jit(lambda leaf: leaf[order], out_shardings=leaf.sharding)(leaf)
 
     return jax.tree_util.tree_map_with_path(reorder, state)
+
+
+def optimizer_in(memory: Literal["device", "pinned_host"], group: Group, like: Group) -> Group:
+    """Returns ``group`` with its optimizer state moved, inside a jitted function.
+
+    Args:
+      memory: where to.
+      group: to change.
+      like: with shardings, from ``abstract_state``; what is on devices there is left alone.
+    """
+
+    def move(leaf: jax.Array, like: jax.ShapeDtypeStruct) -> jax.Array:
+        assert isinstance(like.sharding, NamedSharding)
+        if like.sharding.memory_kind != HOST:
+            return leaf
+        moved: jax.Array = jax.device_put(leaf, like.sharding.with_memory_kind(memory))
+        return moved
+
+    return dataclasses.replace(group, optimizer=jax.tree.map(move, group.optimizer, like.optimizer))
+
+
+def _sharding(path: str, leaf: jax.ShapeDtypeStruct, *, program: Program) -> NamedSharding:
+    at = NamedSharding(program.mesh, _spec(path, leaf, program=program))
+    # Not counters: they belong to no parameter, and are read at once.
+    waits = program.offload and "/optimizer/" in path and _parameter_of(path, program.axes)
+    return at.with_memory_kind(HOST) if waits else at
 
 
 def _spec(path: str, leaf: jax.ShapeDtypeStruct, *, program: Program) -> PartitionSpec:

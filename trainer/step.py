@@ -22,7 +22,16 @@ from partitioning.replicas import replica_axes, summed_over_replicas
 from trainer.paths import merge_frozen, split_frozen
 from trainer.pipeline import pipelined_gradients, pipelined_sums
 from trainer.program import Program
-from trainer.state import MODEL, Group, TrainState, abstract_state, gradient_layout, shardings
+from trainer.state import (
+    HOST,
+    MODEL,
+    Group,
+    TrainState,
+    abstract_state,
+    gradient_layout,
+    optimizer_in,
+    shardings,
+)
 from trainer.task import Batch, Metrics, Sums
 
 
@@ -35,11 +44,12 @@ def build_train_step(program: Program) -> jax.stages.Wrapped:
     """
     abstract = abstract_state(program)
     layout = shardings(abstract)
-    group = abstract.groups[MODEL]
-    gradients_at = gradient_layout(program, split_frozen(group.parameters, group.frozen)[0])
+    like = abstract.groups[MODEL]
+    gradients_at = gradient_layout(program, split_frozen(like.parameters, like.frozen)[0])
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Any]]:
-        group = state.groups[MODEL]
+        # Before the branch below: inside it each leaf would need room for both of its copies.
+        group = optimizer_in("device", state.groups[MODEL], like)
         trainable, frozen = split_frozen(group.parameters, group.frozen)
 
         parts = cut_microbatches(batch, program.train.microbatches)
@@ -68,6 +78,7 @@ def build_train_step(program: Program) -> jax.stages.Wrapped:
             if program.train.skip_nonfinite
             else update(group)
         )
+        new = optimizer_in(HOST, new, like)
         nonfinite = jnp.where(finite, 0, state.nonfinite + 1)
         metrics = {
             "loss": total * scale,
