@@ -28,8 +28,8 @@ from absl import app, flags
 from benchmarks.products import product_flops
 from models.decoder_config import ContextAttention, DecoderConfig
 from models.experts_config import ExpertsConfig
-from partitioning.mesh_config import MeshConfig
-from partitioning.schedules import PipelineConfig, build_schedule
+from partitioning.mesh_config import MeshConfig, PipelineConfig
+from partitioning.schedules import build_schedule
 from partitioning.traffic import branch_shares
 from partitioning.traffic_check import verdicts
 
