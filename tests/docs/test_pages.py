@@ -8,6 +8,7 @@ import pytest
 
 from input_pipeline.dataset import build_dataset
 from launch.contract import VARIABLES, ExitCode, ending
+from models.remat import SAVEABLE
 from partitioning import figures
 from partitioning.mesh_config import RulesConfig
 from partitioning.rules import mesh_axes
@@ -66,6 +67,13 @@ def test_the_figures_are_what_the_code_draws():
         assert f"figures/{name}" in (REPOSITORY / "docs" / "parallelism.md").read_text()
 
 
+def test_memory():
+    assert kinds("memory") == {"gin"}
+    pages.run("memory")
+    text = (REPOSITORY / "docs" / "memory.md").read_text()
+    assert all(f"`{name}`" in text for name in SAVEABLE)
+
+
 @pytest.mark.slow
 def test_processes(folder):
     pages.run("processes")
@@ -102,5 +110,12 @@ def test_every_rule_set_has_its_row():
 def test_every_page_with_examples_is_run_by_a_test():
     """Others: test_configuration.py, tests/trainer/checkpoints/test_docs.py."""
     found = {path.stem for path in (REPOSITORY / "docs").glob("*.md") if pages.examples(path.stem)}
-    ours = {"adding_a_dataset", "adding_a_model", "parallelism", "partitioning", "processes"}
+    ours = {
+        "adding_a_dataset",
+        "adding_a_model",
+        "parallelism",
+        "memory",
+        "partitioning",
+        "processes",
+    }
     assert found == ours | {"configuration", "checkpoints"}
