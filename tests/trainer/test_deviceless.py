@@ -14,8 +14,7 @@ import pytest
 from models.decoder_config import DecoderConfig
 from models.experts_config import ExpertsConfig
 from partitioning.collectives import Collective, collectives, traffic
-from partitioning.mesh_config import MeshConfig
-from partitioning.schedules import PipelineConfig
+from partitioning.mesh_config import MeshConfig, PipelineConfig
 from partitioning.targets import target_devices
 from partitioning.traffic_check import rows, verdicts
 from trainer import deviceless
