@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from models.decoder_config import DecoderConfig
 from models.experts_config import ExpertsConfig
-from partitioning.mesh_config import AXES, RulesConfig
-from partitioning.schedules import PipelineConfig, build_schedule
+from partitioning.mesh_config import AXES, PipelineConfig, RulesConfig
+from partitioning.schedules import build_schedule
 from partitioning.traffic import branch_shares, expected
 from partitioning.traffic_step import Work
 from partitioning.transfers import Transfer, merged, wire_bytes
