@@ -21,6 +21,7 @@ import grain
 import numpy as np
 from absl import app, flags
 
+from benchmarks.output import JSON
 from input_pipeline.corpus import Corpus, open_corpus
 from input_pipeline.data_config import (
     Bytes,
@@ -45,7 +46,6 @@ BATCH = 32
 VOCAB = 32_000
 FAR = 10_000_000
 
-_JSON = flags.DEFINE_bool("json", False, "Print one JSON object instead of a table.")
 _SECONDS = flags.DEFINE_float("seconds", 1.0, "CPU seconds per measurement.")
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "How often each is measured, in turns.")
 _LENGTH = flags.DEFINE_integer("sequence_length", 2048, "Tokens per row.")
@@ -277,7 +277,7 @@ def main(argv: list[str]) -> None:
     """Prints the measurements."""
     del argv
     result = measure()
-    if _JSON.value:
+    if JSON.value:
         print(json.dumps(result))
     else:
         _print_table(result)

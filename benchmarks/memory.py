@@ -14,8 +14,9 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before jax looks for accelerato
 
 from absl import app, flags, logging
 
+from benchmarks.output import JSON
+
 _TARGET = flags.DEFINE_string("target", "h100", "Chip to compile for: see partitioning/targets.py.")
-_JSON = flags.DEFINE_bool("json", False, "Print one JSON object instead of a table.")
 
 ROWS, LENGTH = 4, 1024
 POLICIES = (
@@ -122,7 +123,7 @@ def main(argv: Sequence[str]) -> None:
         raise app.UsageError(f"Unknown argument {argv[1]!r}.")
     logging.set_verbosity(logging.WARNING)
     rows = measure(_TARGET.value)
-    if _JSON.value:
+    if JSON.value:
         print(json.dumps({"target": _TARGET.value, "rows": [dataclasses.asdict(r) for r in rows]}))
     else:
         print(show(rows))

@@ -25,6 +25,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"  # before jax looks for accelerators
 import jax
 from absl import app, flags
 
+from benchmarks.output import JSON
 from benchmarks.products import product_flops
 from models.decoder_config import ContextAttention, DecoderConfig
 from models.experts_config import ExpertsConfig
@@ -33,7 +34,6 @@ from partitioning.schedules import build_schedule
 from partitioning.traffic import branch_shares
 from partitioning.traffic_check import verdicts
 
-_JSON = flags.DEFINE_bool("json", False, "Print one JSON object instead of a table.")
 _ONLY = flags.DEFINE_string("only", None, "Take layouts whose names match this expression.")
 
 DEVICES, ROWS, LENGTH = 8, 64, 64
@@ -231,7 +231,7 @@ def main(argv: list[str]) -> None:
     for layout in wanted:
         found.append(measure(layout))
         print(layout.name, file=sys.stderr, flush=True)
-    if _JSON.value:
+    if JSON.value:
         print(json.dumps({"layouts": [dataclasses.asdict(row) for row in found]}))
     else:
         print(show(found))

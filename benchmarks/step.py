@@ -30,11 +30,11 @@ from absl import app, flags
 
 from benchmarks import report
 from benchmarks.intervals import median_interval, ratios
+from benchmarks.output import JSON
 from benchmarks.starting import RealRun, Start, start_hand_written
 from benchmarks.step_worker import Worker
 from benchmarks.work import SMALL, Subject, Work
 
-_JSON = flags.DEFINE_bool("json", False, "Print one JSON object instead of tables.")
 _QUICK = flags.DEFINE_bool("quick", False, "A small model and few rounds, to see that it works.")
 _ROUNDS = flags.DEFINE_integer("rounds", 12, "Turns of each process.", lower_bound=1)
 _STEPS = flags.DEFINE_integer("steps", 2, "Steps per turn.", lower_bound=1)
@@ -192,7 +192,7 @@ def main(arguments: list[str]) -> None:
     if len(arguments) > 1:
         sys.exit(f"Unexpected arguments {arguments[1:]}; see --help.")
     result = measure()
-    print(json.dumps(result) if _JSON.value else report.show(result))
+    print(json.dumps(result) if JSON.value else report.show(result))
 
 
 if __name__ == "__main__":

@@ -62,11 +62,14 @@ def automatic_part(sharding: NamedSharding) -> NamedSharding:
     """Returns a sharding as code must name it here: without axes that are already split."""
     assert isinstance(sharding.mesh, Mesh)
     sizes = automatic_sizes(sharding.mesh)
-    entries = (
-        tuple(axis for axis in mesh_axes(entry) if sizes[axis] > 1) or None
-        for entry in sharding.spec
-    )
-    return NamedSharding(current_mesh(sharding.mesh), PartitionSpec(*entries))
+    split = tuple(axis for axis, size in sizes.items() if size == 1)
+    return NamedSharding(current_mesh(sharding.mesh), without_axes(sharding.spec, split))
+
+
+def without_axes(spec: PartitionSpec, axes: Sequence[str]) -> PartitionSpec:
+    """Returns ``spec`` without some mesh axes."""
+    entries = (tuple(axis for axis in mesh_axes(entry) if axis not in axes) for entry in spec)
+    return PartitionSpec(*(entry or None for entry in entries))
 
 
 def describe(mesh: Mesh) -> str:

@@ -20,7 +20,7 @@ ALLOWED = {
 CONTRACT = {"launch.contract", "launch.exit_codes", "launch.records"}
 """Importable by all, and importing the standard library only."""
 
-PLAIN = {"partitioning": {"models.decoder_config"}}
+PLAIN = {"partitioning": {"models.decoder_config", "models.experts_config"}}
 """Configurations, which import no jax, that formulas for planning read against the arrows."""
 
 CONFIGURATION = (

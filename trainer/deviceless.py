@@ -24,7 +24,7 @@ from partitioning.targets import target_devices
 from trainer.assembly import checked_program
 from trainer.program import Program
 from trainer.run_config import RunConfig
-from trainer.state import abstract_state
+from trainer.state import abstract_batch, abstract_state
 from trainer.step import build_train_step
 
 QUICK: Mapping[str, Any] = {
@@ -127,13 +127,8 @@ def compile_train_step(
     Raises:
       jax.errors.JaxRuntimeError: the compiler refuses; TPU's does where memory does not suffice.
     """
-    spec = program.task.batch_spec(rows=run.data.global_batch, length=run.data.sequence_length)
-    batch = {
-        name: jax.ShapeDtypeStruct(
-            each.shape, each.dtype, sharding=program.shard.sharding(each.axes, shape=each.shape)
-        )
-        for name, each in spec.items()
-    }
+    rows, length = run.data.global_batch, run.data.sequence_length
+    batch = abstract_batch(program, rows=rows, length=length)
     lowered = build_train_step(program).lower(abstract_state(program), batch)
     said: list[str] = []
     with without_cache(), captured_stderr(said):

@@ -15,11 +15,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 from models.context import Context
 from partitioning import pipeline
 from partitioning.collectives import MeshShape, branch_collectives
-from partitioning.mesh import automatic_part, axis_sizes
+from partitioning.mesh import automatic_part, axis_sizes, without_axes
 from partitioning.mesh_config import ScheduleName
 from partitioning.pipeline_stage import STAGE, Chain, Inputs
 from partitioning.replicas import replica_axes
-from partitioning.rules import mesh_axes
 from partitioning.schedules import Schedule, build_schedule
 from trainer.endings import UserError
 from trainer.paths import leaves, nest, split_frozen
@@ -182,11 +181,8 @@ def _settling(
         }
 
     def by_replica(sharding: NamedSharding) -> NamedSharding:
-        entries = (
-            tuple(axis for axis in mesh_axes(entry) if axis not in replicas) or None
-            for entry in sharding.spec
-        )
-        return NamedSharding(sharding.mesh, PartitionSpec(replicas or None, *entries))
+        spec = without_axes(sharding.spec, replicas)
+        return NamedSharding(sharding.mesh, PartitionSpec(replicas or None, *spec))
 
     return settle
 

@@ -14,11 +14,10 @@ from benchmarks.parallel import DENSE, EXPERTS, LAYOUTS, Axis, Measured, show
 from benchmarks.products import product_flops
 from benchmarks.subjects import histogram
 from models.decoder_config import DecoderConfig
-from partitioning.mesh_config import MeshConfig
-from partitioning.schedules import PipelineConfig
+from partitioning.mesh_config import MeshConfig, PipelineConfig
 from trainer.certificate import programs
 from trainer.program import Program
-from trainer.state import abstract_state
+from trainer.state import abstract_batch, abstract_state
 from trainer.step import build_train_step
 
 COMMAND = (sys.executable, "-m", "benchmarks.parallel")
@@ -26,13 +25,7 @@ SMALL = dataclasses.replace(DENSE, layers=2, embed_dim=32, mlp_dim=64, vocab_siz
 
 
 def operations(program: Program) -> dict[str, int]:
-    spec = program.task.batch_spec(rows=16, length=16)
-    batch = {
-        name: jax.ShapeDtypeStruct(
-            s.shape, s.dtype, sharding=program.shard.sharding(s.axes, shape=s.shape)
-        )
-        for name, s in spec.items()
-    }
+    batch = abstract_batch(program, rows=16, length=16)
     compiled = build_train_step(program).lower(abstract_state(program), batch).compile()
     return dict(histogram(compiled.as_text()))
 

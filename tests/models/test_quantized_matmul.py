@@ -87,14 +87,13 @@ def test_rows_of_zeros_and_huge_values_stay_finite():
 
 
 def test_every_projection_of_a_block_is_quantized_and_nothing_else():
-    from trainer.state import abstract_state
+    from trainer.state import abstract_batch, abstract_state
     from trainer.step import build_train_step
 
     def eight_bit(**changes):
         model = programs.decoder(matmul="int8", scan_layers=True, **changes)
         program = programs.program(model)
-        spec = program.task.batch_spec(rows=8, length=16)
-        batch = {name: jax.ShapeDtypeStruct(s.shape, s.dtype) for name, s in spec.items()}
+        batch = abstract_batch(program, rows=8, length=16)
         text = str(build_train_step(program).trace(abstract_state(program), batch).jaxpr)
         return text.count("preferred_element_type=int32")
 

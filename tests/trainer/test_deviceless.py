@@ -21,6 +21,7 @@ from trainer import deviceless
 from trainer.certificate import programs
 from trainer.collectives import compare
 from trainer.run_config import LanguageModel, RunConfig
+from trainer.state import abstract_state
 
 MODEL = programs.decoder(
     vocab_size=640,
@@ -193,7 +194,7 @@ def test_a_small_step_moves_what_the_formulas_say(layout):
 
 def test_memory_is_that_of_one_device():
     _, step = compiled(rules="fsdp_tp", mesh=HYBRID)
-    abstract = deviceless.abstract_state(step.program)
+    abstract = abstract_state(step.program)
     held = sum(
         leaf.dtype.itemsize * int(np.prod(leaf.sharding.shard_shape(leaf.shape)))
         for leaf in jax.tree.leaves(abstract)
