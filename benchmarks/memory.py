@@ -122,7 +122,10 @@ def main(argv: Sequence[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"Unknown argument {argv[1]!r}.")
     logging.set_verbosity(logging.WARNING)
-    rows = measure(_TARGET.value)
+    try:
+        rows = measure(_TARGET.value)
+    except ValueError as error:
+        raise app.UsageError(f"--target={_TARGET.value}: {error}") from error
     if JSON.value:
         print(json.dumps({"target": _TARGET.value, "rows": [dataclasses.asdict(r) for r in rows]}))
     else:

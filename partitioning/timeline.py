@@ -121,7 +121,11 @@ def main(argv: Sequence[str]) -> None:
             f"{_MICROBATCHES.value} microbatches; bubble "
             f"{schedule.bubble(backward=_BACKWARD.value):.1%}"
         )
-        pathlib.Path(_SVG.value).write_text(draw_svg(schedule, title=title), encoding="utf-8")
+        try:
+            pathlib.Path(_SVG.value).write_text(draw_svg(schedule, title=title), encoding="utf-8")
+        except OSError as error:
+            print(f"--svg cannot be written: {error}", file=sys.stderr)  # noqa: T201
+            sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -174,14 +174,13 @@ class Saver(Hook):
         data: dict[str, object],
         scores: Callable[[int], Scores | None],
         recorder: Recorder,
-        participant: Participant,
         every: int,
         last: int,
     ) -> None:
         """``data`` is the run's position; ``scores`` gives a step's evaluation."""
         self._store, self._program = store, program
         self._data, self._scores = data, scores
-        self._recorder, self._participant = recorder, participant
+        self._recorder = recorder
         self._every, self._last = every, last
 
     def reported(self, result: StepResult) -> None:
@@ -206,7 +205,6 @@ class Saver(Hook):
         """Saves a step and waits until it counts."""
         self.at_boundary(state, step)
         self._store.wait()
-        self._participant.saved_step = step
 
 
 class StartupReport(Hook):

@@ -127,7 +127,6 @@ def _train(
         data={"position": run.position.to_json()},
         scores=evaluator.scores,
         recorder=recorder,
-        participant=run.participant,
         every=run.config.checkpoint.every,
         last=steps,
     )

@@ -1,6 +1,8 @@
 """Policies order memory and work as they promise, as compiled for CPU and for H100."""
 
 import functools
+import subprocess
+import sys
 
 import pytest
 
@@ -29,3 +31,11 @@ def test_what_is_offloaded_waits_in_host_memory_and_not_on_the_device():
     assert (selective.host, offload.host) == (0, OFFLOADED)
     assert selective.temporary - offload.temporary == pytest.approx(OFFLOADED, rel=0.05)
     assert offload.again == selective.again
+
+
+def test_an_unknown_target_is_one_sentence():
+    command = [sys.executable, "-m", "benchmarks.memory", "--target=h1000"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0
+    assert "Unknown target 'h1000'; known: h100" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -102,8 +102,10 @@ def test_a_run_goes_on_without_anybody_to_read_what_it_prints(scene: Scene, endi
     command = shlex.join(scene.command(name, SHORT))
     subprocess.run(["sh", "-c", f"{command} {ending}"], cwd=REPOSITORY, capture_output=True)
     folder = scene.folder / name
-    assert json.loads((folder / "attempts/1/reason.json").read_text())["code"] == ExitCode.DONE
-    assert scene.losses(name) == scene.losses("done")
+    reason = json.loads((folder / "attempts/1/reason.json").read_text())
+    losses = scene.losses(name)
+    assert (reason["code"], reason["saved_step"]) == (ExitCode.DONE, losses[-1][0])
+    assert losses == scene.losses("done")
 
 
 def test_a_launchers_state_folder_is_made_or_named(scene: Scene) -> None:

@@ -128,6 +128,10 @@ def test_the_command_prints_the_bubble_and_refuses_with_a_way_out():
     assert found.returncode == 1
     assert "at least 4" in found.stderr
     assert "Traceback" not in found.stderr
+    found = subprocess.run([*command, "--svg=/absent/x.svg"], capture_output=True, text=True)
+    assert found.returncode == 1
+    assert found.stderr.startswith("--svg cannot be written: ")
+    assert "/absent/x.svg" in found.stderr
 
 
 def test_the_configuration_and_its_tables_need_no_jax():

@@ -4,6 +4,8 @@ Shape of a row: a Case or Control, and the worst relative error of its loss, gra
 """
 
 import dataclasses
+import os
+import pathlib
 from collections.abc import Sequence
 
 from trainer.certificate.controls import SEEN_ABOVE, Control
@@ -84,6 +86,12 @@ def table(names: Sequence[str], rows: Sequence[Row]) -> str:
     titles = [*names, "loss", "gradients", "parameters"]
     lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
     return "\n".join([*lines, *(row.as_text() for row in rows)]) + "\n"
+
+
+def check_writable(path: pathlib.Path) -> None:
+    """Raises ValueError if a file cannot be written there; asked before its rows are run."""
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ValueError(f"The page goes to {path}, which cannot be written.")
 
 
 def page(rows: Sequence[Row]) -> str:

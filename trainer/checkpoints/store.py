@@ -65,6 +65,7 @@ class CheckpointStore:
         coordination: Coordination | None = None,
         dataset_digest: str = "",
         staging: pathlib.Path | None = None,
+        committed: Callable[[int], None] | None = None,
     ) -> None:
         """Takes the run over: claims the attempt and seals the steps that it accepts.
 
@@ -76,12 +77,14 @@ class CheckpointStore:
           dataset_digest: digest of the dataset's manifest, kept in each step.
           staging: directory of this machine for steps on their way to or from an object store;
             the same on all processes. None takes the system's temporary directory.
+          committed: is told the step of every save that counts from now on.
 
         Raises:
           ValueError: the attempt number was used before.
           FencedError: a newer attempt exists.
         """
         self._config, self._dataset_digest = config, dataset_digest
+        self._committed = committed
         peers = coordination or Alone()
         session = Session(
             root=root.child(layout.CHECKPOINTS), attempt=attempt, config=config, peers=peers
@@ -187,6 +190,8 @@ class CheckpointStore:
             reason = saving.explain(error, path)
             raise saving.not_written(pending.name, reason) from error
         self._newest = pending.name
+        if self._committed is not None:
+            self._committed(pending.name.step)
 
     def close(self) -> None:
         """Waits for the last save and the deletions; raises like ``wait``."""

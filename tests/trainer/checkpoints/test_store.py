@@ -14,6 +14,8 @@ from trainer.checkpoints.fencing import FencedError
 from trainer.checkpoints.layout import StepName
 from trainer.checkpoints.root import LocalRoot, Root
 from trainer.checkpoints.session import CheckpointError
+from trainer.checkpoints.store import CheckpointStore
+from trainer.run_config import CheckpointConfig
 
 
 def test_a_step_comes_back_bit_equal_with_its_data_and_metrics(run_dir: Root) -> None:
@@ -33,6 +35,29 @@ def test_a_step_comes_back_bit_equal_with_its_data_and_metrics(run_dir: Root) ->
 
 def test_a_run_without_steps_restores_none(run_dir: Root) -> None:
     assert states.store(run_dir).restore(states.abstract(states.make())) is None
+
+
+def test_every_step_is_told_once_it_counts_and_not_before(
+    run_dir: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+    goes_on = threading.Event()
+    commit = saving.commit
+
+    def held(*arguments: Any, **rest: Any) -> Any:
+        goes_on.wait(60)
+        return commit(*arguments, **rest)
+
+    monkeypatch.setattr(saving, "commit", held)
+    store = CheckpointStore(run_dir, attempt=1, config=CheckpointConfig(), committed=told.append)
+    store.save(10, states.make(1), data={})
+    store.check()
+    assert told == []
+    goes_on.set()
+    store.save(20, states.make(2), data={})
+    assert told == [10]
+    store.close()
+    assert told == [10, 20]
 
 
 @pytest.mark.parametrize(
