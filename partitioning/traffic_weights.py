@@ -54,6 +54,8 @@ class Weight:
 
           * once per forward pass of a block and once for its backward pass, in which
             recomputation and both products of the gradient share one gather;
+          * not again for experts where nothing is computed again: what their shard_map gathered is
+            kept for the backward pass, at the price of that memory;
           * once more for the attention sublayer's last product where its output is computed again:
             compilers do not merge the gathers for that and for its gradient;
           * once per forward pass for the embedding, whose backward pass does not read the table,
@@ -120,7 +122,9 @@ class Weight:
             return sum(use.runs * use.forward for use in uses)
         out = self.axes[-3:] == ("heads", "head_dim", "embed")
         again = out and self.step.recomputes_value("attention_out")
-        return sum(use.runs * (use.forward + 1 + again) for use in uses)
+        kept = "experts" in self.axes and not self.is_router and not self.step.recomputes
+        backward = again + (0 if kept else 1)
+        return sum(use.runs * (use.forward + backward) for use in uses)
 
     @property
     def reduced(self) -> float:

@@ -154,12 +154,14 @@ def test_the_sum_of_residuals_does_not_depend_on_microbatches():
 
 def test_experts_are_neither_gathered_nor_summed_over_their_own_axis():
     parameters = {"up": (("layers", "experts", "embed", "mlp"), (3, 8, 64, 256))}
-    found = terms(parameters=parameters, expert=4, fsdp=2)
-    assert {(kind, t.axes) for (kind, _), t in found.items()} == {
-        ("all-gather", ("fsdp",)),
-        ("reduce-scatter", ("fsdp",)),
-    }
-    assert found["all-gather", "blocks: gathered where used"].payload == 2 * 2 * 3 * 2 * 64 * 256
+    for remat, times in (("none", 1), ("selective", 2), ("full", 2)):
+        found = terms(model=with_model(remat=remat), parameters=parameters, expert=4, fsdp=2)
+        assert {(kind, t.axes) for (kind, _), t in found.items()} == {
+            ("all-gather", ("fsdp",)),
+            ("reduce-scatter", ("fsdp",)),
+        }
+        size = 2 * 3 * 2 * 64 * 256
+        assert found["all-gather", "blocks: gathered where used"].payload == times * size
 
 
 STAGES = {"data": 2, "stage": 2, "tensor": 2}
