@@ -157,12 +157,16 @@ class Experts(nnx.Module):
         specs = {"up": up_spec, "gate": up_spec, "down": down_spec, "router": PartitionSpec()}
         if not (tokens or at.tensor):
             return self._here(x_BTD, real_BT, weights, at=at)
+        around = current_mesh(mesh)
+        # All axes, also those of size one: with some left to the partitioner, XLA (jax 0.12) ends
+        # the process over 16-bit sums on CPU. Not ``per_rank``, which does not track what varies:
+        # here the transpose needs to know over which axes a gradient is a sum.
         run = jax.shard_map(
             functools.partial(self._here, at=at),
-            mesh=current_mesh(mesh),
+            mesh=around,
             in_specs=(x_spec, PartitionSpec(*x_spec[:2]), {k: specs[k] for k in weights}),
             out_specs=(y_spec if scatter else x_spec, PartitionSpec()),
-            axis_names={*tokens, *at.tensor},
+            axis_names=set(mesh.axis_names) - set(getattr(around, "manual_axes", ())),
         )
         return run(x_BTD, real_BT, weights)
 

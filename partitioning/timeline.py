@@ -5,6 +5,8 @@ same as SVG. Needs no devices and no jax.
 """
 
 import pathlib
+import signal
+import string
 import sys
 from collections.abc import Sequence
 from typing import cast
@@ -96,13 +98,16 @@ def _cell(schedule: Schedule, tick: int, stage: int) -> str:
 
 def _label(entry: int, chunks: int) -> str:
     microbatch, chunk = divmod(entry, chunks)
-    return f"{microbatch}{chr(ord('a') + chunk)}" if chunks > 1 else str(microbatch)
+    if chunks > len(string.ascii_lowercase):
+        return f"{microbatch}.{chunk}"
+    return f"{microbatch}{string.ascii_lowercase[chunk]}" if chunks > 1 else str(microbatch)
 
 
 def main(argv: Sequence[str]) -> None:
     """Prints one schedule."""
     if len(argv) > 1:
         raise app.UsageError(f"Unknown argument {argv[1]!r}.")
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` is no fault
     try:
         schedule = build_schedule(
             cast(ScheduleName, _SCHEDULE.value),

@@ -11,6 +11,7 @@ replicates an array in order to move it; 64 if the configuration is not possible
 
 import dataclasses
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from partitioning.traffic import branch_shares, expected
 from partitioning.traffic_check import AxisVerdict, Row, rows, verdicts
 from partitioning.traffic_step import Work
 from partitioning.transfers import Transfer
+from trainer import standard_streams
 from trainer.config_errors import ConfigError
 from trainer.config_parser import rewrite_arguments
 from trainer.run_config import LanguageModel, RunConfig
@@ -206,6 +208,7 @@ def as_json(found: Report) -> str:
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
     del argv
+    standard_streams.secure()
     from trainer.config import load
 
     if _HELP.value:
@@ -219,6 +222,9 @@ def main(argv: Sequence[str]) -> int:
     except (ConfigError, ValueError) as error:
         print(error, file=sys.stderr)  # noqa: T201 - the console is this program's face
         return int(ExitCode.CONFIGURATION)
+    except KeyboardInterrupt:
+        print("Interrupted.", file=sys.stderr)  # noqa: T201 - the console is this program's face
+        return 128 + signal.SIGINT
     print(as_json(found) if _JSON.value else show(found))  # noqa: T201 - what was asked for
     return 0 if found.passes else 1
 

@@ -180,8 +180,9 @@ class Participant:
                 return
         except PeersMissingError:
             pass
-        except RuntimeError:
-            return  # cancelled: this process has come to its own end
+        except RuntimeError as error:
+            if "CANCELLED" in str(error):
+                return  # this process has come to its own end
         self._enter_leaving()
         message = f"rank {rank} is gone without a word"
         code = ExitCode.INFRASTRUCTURE

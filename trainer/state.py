@@ -270,10 +270,14 @@ def _parameter_of(
 def _axes_for(
     leaf: tuple[int, ...], *, axes: tuple[str, ...], shape: tuple[int, ...]
 ) -> tuple[str | None, ...]:
-    """Names the dimensions of a leaf that has its parameter's shape, or that minus one."""
+    """Names the dimensions of a leaf that has its parameter's shape, or that minus one.
+
+    Where several could be the missing one it is taken to be the last of them: statistics are means
+    over a matrix's dimensions, never over layers, which come first.
+    """
     if leaf == shape:
         return axes
-    for dropped in range(len(shape)):
+    for dropped in reversed(range(len(shape))):
         if leaf == shape[:dropped] + shape[dropped + 1 :]:
             return axes[:dropped] + axes[dropped + 1 :]
     return (None,) * len(leaf)

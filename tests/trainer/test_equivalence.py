@@ -13,7 +13,7 @@ import pytest
 
 from partitioning.mesh_config import MeshConfig
 from trainer.certificate import matrix, one_step
-from trainer.certificate.cases import CASES, HALF, LARGE
+from trainer.certificate.cases import CASES, EXPERTS_MODEL, HALF, LARGE
 from trainer.certificate.controls import CONTROLS
 from trainer.certificate.page import PAGE, Row
 
@@ -39,6 +39,29 @@ def test_loss_every_gradient_and_parameters_equal_one_device(case):
 def on_one_device_in(dtype):
     """How far one device is off when its activations have ``dtype``."""
     return matrix.run(dataclasses.replace(HALF[0], activations=dtype))
+
+
+@pytest.mark.parametrize(
+    ("rules", "sizes"),
+    [
+        ("tp", {"tensor": 2}),
+        ("ep", {"fsdp": 2, "expert": 2}),
+        ("fsdp_ep_tp", {"fsdp": 2, "expert": 2, "tensor": 2}),
+    ],
+    ids=str,
+)
+def test_experts_in_bfloat16_run_on_every_mesh(rules, sizes):
+    """Their router flips near ties, so that only the loss is compared, to its few digits."""
+    case = one_step.Case(
+        name="half",
+        rules=rules,
+        mesh=MeshConfig(**sizes),
+        model=EXPERTS_MODEL,
+        dtype="float32",
+        activations="bfloat16",
+    )
+    found = one_step.outcome(case).loss["loss"]
+    assert found == pytest.approx(one_step.on_one_device(case.reference()).loss["loss"], rel=5e-3)
 
 
 @pytest.mark.parametrize("control", CONTROLS, ids=lambda control: control.name)
