@@ -47,7 +47,7 @@ def _files(folder: pathlib.Path) -> dict[str, tuple[int, int]]:
         (["--mode=eval"], "holds no run"),
         (["--run_dir=s4://bucket/run"], "s4"),
         (["--gin.DataConfig.global_batch=5", "--cpu_devices=2"], "multiple of 2"),
-        (["--gin.MeshConfig.stage=2", "--cpu_devices=2"], "no parameter of this model has a"),
+        (["--gin.MeshConfig.stage=2", "--cpu_devices=2"], "take at least 2, better 8"),
         (["--gin.MeshConfig.expert=2", "--cpu_devices=2"], "dimension 'experts'"),
         (["--gin.DecoderConfig.loss_chunks=7"], "does not divide DataConfig.sequence_length=16"),
         (["--gin.DecoderConfig.dtype='float64'"], "set JAX_ENABLE_X64=1"),
