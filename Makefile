@@ -13,7 +13,7 @@ help:
 	@echo "           set up .venv and train; repeat it to resume"
 	@echo "make test  [TESTS=tests/models]   set up .venv and run tests"
 	@echo "make check                        lint, format check, types"
-	@echo "make aot                          compilers for chips that are not there (H100)"
+	@echo "make aot                          compilers for chips that are not there (H100, TPUs)"
 	@echo "make format                       rewrite to the format"
 	@echo "make lock                         rewrite the locked requirements"
 

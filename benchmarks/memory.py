@@ -69,10 +69,10 @@ def measure(target: str, *, forms: Sequence[bool] = (True, False)) -> list[Row]:
 
 
 def _compile(target: str, *, policy: str, scanned: bool) -> tuple[int, int, float]:
+    from partitioning.mesh_config import MeshConfig
     from trainer import deviceless
     from trainer.certificate import programs
     from trainer.flops import traced_products
-    from trainer.run_config import LanguageModel
     from trainer.state import abstract_batch, abstract_state
     from trainer.step import build_train_step
 
@@ -88,17 +88,11 @@ def _compile(target: str, *, policy: str, scanned: bool) -> tuple[int, int, floa
         scan_layers=scanned,
         loss_chunks=8,
     )
-    loaded = programs.load(rules="ddp")
-    run = dataclasses.replace(
-        loaded,
-        task=LanguageModel(model=model),
-        mesh=dataclasses.replace(loaded.mesh, data=1),
-        data=dataclasses.replace(loaded.data, global_batch=ROWS, sequence_length=LENGTH),
+    run = programs.run(
+        model, rules="ddp", optimizer="sgd", mesh=MeshConfig(), rows=ROWS, length=LENGTH
     )
     program = deviceless.target_program(run, target=target)
-    platform = program.mesh.devices.flat[0].platform
-    options = deviceless.QUICK["cuda" if platform == "gpu" else platform]
-    step = deviceless.compile_train_step(program, run=run, options=options)
+    step = deviceless.compile_train_step(program, run=run, quick=True)
     batch = abstract_batch(program, rows=ROWS, length=LENGTH)
     traced = build_train_step(program).trace(abstract_state(program), batch)
     return step.memory.temporary, step.memory.host, traced_products(traced.jaxpr.jaxpr)

@@ -30,7 +30,6 @@ from benchmarks.products import product_flops
 from models.decoder_config import ContextAttention, DecoderConfig
 from models.experts_config import ExpertsConfig
 from partitioning.mesh_config import MeshConfig, PipelineConfig
-from partitioning.schedules import build_schedule
 from partitioning.traffic import branch_shares
 from partitioning.traffic_check import verdicts
 
@@ -149,35 +148,26 @@ class Measured:
 
 def measure(layout: Layout) -> Measured:
     """Compiles one layout."""
-    from trainer.certificate.programs import load
+    from trainer.certificate import programs
     from trainer.collectives import compare, work_of
     from trainer.deviceless import compile_train_step, target_program
     from trainer.flops import step_flops
-    from trainer.run_config import LanguageModel
+    from trainer.pipeline import schedule_of
 
-    loaded = load(rules=layout.rules)
-    run = dataclasses.replace(
-        loaded,
-        task=LanguageModel(model=layout.model),
+    run = programs.run(
+        layout.model,
+        rules=layout.rules,
         mesh=layout.mesh,
+        rows=ROWS,
+        length=LENGTH,
+        microbatches=layout.microbatches,
         pipeline=layout.pipeline,
-        data=dataclasses.replace(loaded.data, global_batch=ROWS, sequence_length=LENGTH),
-        train=dataclasses.replace(loaded.train, microbatches=layout.microbatches),
-        evaluation=dataclasses.replace(loaded.evaluation, sample_tokens=0),
     )
     program = target_program(run, target="cpu")
     step = compile_train_step(program, run=run)
     found, formula = compare(step, run=run)
     taken = branch_shares(layout.model, sizes=step.mesh.sizes, rules=run.rules, work=work_of(run))
-    stages = layout.mesh.stage
-    schedule = None
-    if stages > 1:
-        schedule = build_schedule(
-            layout.pipeline.schedule,
-            stages=stages,
-            chunks=layout.pipeline.chunks,
-            microbatches=layout.microbatches,
-        )
+    schedule = schedule_of(program) if program.stages > 1 else None
     axes = verdicts(found, formula, platform="cpu")
     model = step_flops(program, rows=ROWS, length=LENGTH).total("full")
     return Measured(

@@ -7,9 +7,9 @@ import math
 import re
 
 from partitioning import hlo
+from partitioning.hlo_walk import walk
 
 _CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
-_RUNS_INSIDE = ("fusion", "call", "async-start", "custom-call")
 
 
 def product_flops(text: str, *, taken: tuple[float, ...] = ()) -> float:
@@ -20,36 +20,11 @@ def product_flops(text: str, *, taken: tuple[float, ...] = ()) -> float:
       taken: how much of the time branches within loops are taken, by the depth of their nesting.
     """
     module = hlo.parse(text)
-    return _of(module, module.entry, depth=0, looped=False, taken=taken)
-
-
-def _of(
-    module: hlo.Module, computation: str, *, depth: int, looped: bool, taken: tuple[float, ...]
-) -> float:
-    total = 0.0
-    for instruction in module.computations[computation]:
-        inner: tuple[str, ...] = ()
-        times, below, inside = 1.0, depth, looped
-        if instruction.opcode == "dot":
-            total += _dot(module, computation, instruction)
-        elif instruction.opcode == "while":
-            inner, inside = hlo.loop(instruction), True
-            times = hlo.trip_count(module, computation, instruction) or 1
-        elif instruction.opcode == "conditional":
-            inner = hlo.branches(instruction)
-            if looped:
-                below, times = depth + 1, _share(depth + 1, taken) / _share(depth, taken)
-        elif instruction.opcode in _RUNS_INSIDE:
-            inner = hlo.called(instruction)
-        for name in inner:
-            if name in module.computations:
-                total += times * _of(module, name, depth=below, looped=inside, taken=taken)
-    return total
-
-
-def _share(depth: int, taken: tuple[float, ...]) -> float:
-    known = taken[:depth]
-    return known[-1] if known else 1.0
+    return sum(
+        place.runs * place.share * _dot(module, computation, instruction)
+        for computation, instruction, place in walk(module, taken=taken)
+        if instruction.opcode == "dot"
+    )
 
 
 def _dot(module: hlo.Module, computation: str, instruction: hlo.Instruction) -> float:

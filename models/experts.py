@@ -30,7 +30,7 @@ from models.decoder_config import DecoderConfig
 from models.dispatch import Layout, gather_rows
 from models.experts_config import ExpertsConfig, expert_rows, sent_rows
 from models.grouped_matmul import Implementation, choose, grouped_matmul, layout_for
-from models.layers import Dense, FeedForward, normal_parameter, wide
+from models.layers import Dense, FeedForward, activated, normal_parameter, wide
 from models.router import auxiliary, route
 from partitioning.mesh import current_mesh
 from partitioning.rules import mesh_axes
@@ -303,13 +303,9 @@ class Experts(nnx.Module):
         multiply = functools.partial(
             grouped_matmul, layout=layout, implementation=at.implementation
         )
-        up_RF = checkpoint_name(multiply(x_RD, weights["up"]), "mlp_up")
-        if "gate" in weights:
-            gate_RF = checkpoint_name(multiply(x_RD, weights["gate"]), "mlp_gate")
-            act = nnx.silu if self.activation == "swiglu" else nnx.gelu
-            hidden_RF = act(gate_RF) * up_RF
-        else:
-            hidden_RF = nnx.gelu(up_RF)
+        gate_RF = multiply(x_RD, weights["gate"]) if "gate" in weights else None
+        up_RF = multiply(x_RD, weights["up"])
+        hidden_RF = activated(up_RF, gate_RF, activation=self.activation)
         return multiply(hidden_RF, weights["down"])
 
 

@@ -230,15 +230,19 @@ class FeedForward(nnx.Module):
 
     def __call__(self, x_BTD: jax.Array, ctx: Context) -> jax.Array:
         """[B, T, D] -> [B, T, D]."""
-        up_BTF = checkpoint_name(self.up(x_BTD, ctx), "mlp_up")
-        if self.gate is None:
-            hidden_BTF = nnx.gelu(up_BTF)
-        else:
-            gate_BTF = checkpoint_name(self.gate(x_BTD, ctx), "mlp_gate")
-            act = nnx.silu if self.activation == "swiglu" else nnx.gelu
-            hidden_BTF = act(gate_BTF) * up_BTF
+        gate_BTF = None if self.gate is None else self.gate(x_BTD, ctx)
+        hidden_BTF = activated(self.up(x_BTD, ctx), gate_BTF, activation=self.activation)
         hidden_BTF = ctx.shard(hidden_BTF, "act_batch", "act_length", "act_mlp")
         return self.down(hidden_BTF, ctx)
+
+
+def activated(up: jax.Array, gate: jax.Array | None, *, activation: str) -> jax.Array:
+    """Returns the hidden layer [..., F] of a feed-forward sublayer, gated or plain."""
+    up = checkpoint_name(up, "mlp_up")
+    if gate is None:
+        return nnx.gelu(up)
+    act = nnx.silu if activation == "swiglu" else nnx.gelu
+    return act(checkpoint_name(gate, "mlp_gate")) * up
 
 
 def soft_cap(x: jax.Array, cap: float | None) -> jax.Array:

@@ -20,6 +20,7 @@ import numpy as np
 
 from partitioning import hlo
 from partitioning.device_groups import axes_of, groups, pairs
+from partitioning.hlo_walk import Place, walk
 from partitioning.transfers import wire_bytes
 
 KINDS = (
@@ -32,7 +33,6 @@ KINDS = (
     "collective-broadcast",
 )
 SEND = "send"
-_RUNS_INSIDE = ("fusion", "call", "async-start", "custom-call")
 _SEND_PAIRS = re.compile(r"_xla_send_recv_source_target_pairs=(\"[^\"]*\")")
 _SLICE_TRANSFER = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 
@@ -150,23 +150,6 @@ class MeshShape:
         return axes_of(members, sizes=inner)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Place:
-    """Where in the program a computation runs; ``depth`` counts the branches within loops."""
-
-    loops: tuple[int | None, ...] = ()
-    conditional: str | None = None
-    depth: int = 0
-    taken: tuple[float, ...] = ()
-    fusion: str | None = None
-
-    @property
-    def share(self) -> float:
-        """Of the runs that take all branches around it."""
-        known = self.taken[: self.depth]
-        return known[-1] if known else 1.0
-
-
 def collectives(
     text: str, *, mesh: MeshShape | None = None, taken: tuple[float, ...] = ()
 ) -> tuple[Collective, ...]:
@@ -183,7 +166,10 @@ def collectives(
     """
     module = hlo.parse(text)
     found: list[tuple[Collective, object]] = []
-    _visit(module, module.entry, place=_Place(taken=taken), mesh=mesh, found=found)
+    for computation, instruction, place in walk(module, taken=taken):
+        collective = _collective(module, computation, instruction, place=place, mesh=mesh)
+        if collective is not None:
+            found.append((collective, _channel(instruction, collective, place)))
     return _once_per_channel(found)
 
 
@@ -223,48 +209,12 @@ def instruction_counts(text: str) -> dict[str, int]:
     return dict(sorted(counted.items()))
 
 
-def _visit(
-    module: hlo.Module,
-    computation: str,
-    *,
-    place: _Place,
-    mesh: MeshShape | None,
-    found: list[tuple[Collective, object]],
-) -> None:
-    for instruction in module.computations[computation]:
-        collective = _collective(module, computation, instruction, place=place, mesh=mesh)
-        if collective is not None:
-            found.append((collective, _channel(instruction, collective, place)))
-        for inner, where in _inner(module, computation, instruction, place=place):
-            if inner in module.computations:
-                _visit(module, inner, place=where, mesh=mesh, found=found)
-
-
-def _inner(
-    module: hlo.Module, computation: str, instruction: hlo.Instruction, *, place: _Place
-) -> list[tuple[str, _Place]]:
-    """Returns the computations that an instruction runs, and where they then stand."""
-    if instruction.opcode == "while":
-        trips = hlo.trip_count(module, computation, instruction)
-        inside = dataclasses.replace(place, loops=(*place.loops, trips))
-        return [(name, inside) for name in hlo.loop(instruction)]
-    if instruction.opcode == "conditional":
-        depth = place.depth + bool(place.loops)
-        inside = dataclasses.replace(place, conditional=instruction.name, depth=depth)
-        return [(name, inside) for name in hlo.branches(instruction)]
-    if instruction.opcode not in _RUNS_INSIDE:
-        return []  # the reduction of an all-reduce, the comparison of a sort: no collectives
-    if instruction.opcode == "fusion":
-        place = dataclasses.replace(place, fusion=instruction.name)
-    return [(name, place) for name in hlo.called(instruction)]
-
-
 def _collective(
     module: hlo.Module,
     computation: str,
     instruction: hlo.Instruction,
     *,
-    place: _Place,
+    place: Place,
     mesh: MeshShape | None,
 ) -> Collective | None:
     kind = instruction.opcode.removesuffix("-start")
@@ -334,7 +284,7 @@ def _has_groups(attributes: str, devices: int | None) -> bool:
 
 
 def _is_scattered(
-    module: hlo.Module, computation: str, instruction: hlo.Instruction, *, place: _Place
+    module: hlo.Module, computation: str, instruction: hlo.Instruction, *, place: Place
 ) -> bool:
     """Whether each device keeps only its slice of an all-reduce (TPU's form of reduce-scatter)."""
     if place.fusion is None:
@@ -345,7 +295,7 @@ def _is_scattered(
     )
 
 
-def _channel(instruction: hlo.Instruction, collective: Collective, place: _Place) -> object:
+def _channel(instruction: hlo.Instruction, collective: Collective, place: Place) -> object:
     """Returns what parts of one collective share.
 
     TPU spreads a collective over several fusions (start, steps, done); each repeats it with the

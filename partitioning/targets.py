@@ -150,10 +150,7 @@ def _cuda_compiler() -> Any:
 
 
 def _cuda_library() -> pathlib.Path:
-    return _library(
-        "jax_plugins/xla_cuda12/xla_cuda_plugin.so",
-        missing="NVIDIA GPUs need the wheel jax-cuda12-pjrt of jax's version: run `make aot`.",
-    )
+    return _library("jax_plugins/xla_cuda12/xla_cuda_plugin.so", wheel="jax-cuda12-pjrt")
 
 
 def _tpu_devices(target: Target, *, torus: str, devices: int, slices: int) -> Sequence[jax.Device]:
@@ -166,11 +163,7 @@ def _tpu_devices(target: Target, *, torus: str, devices: int, slices: int) -> Se
     shape = torus or "x".join(map(str, torus_shape(chips, dimensions=target.torus)))
     if math.prod(map(int, shape.split("x"))) != chips:
         raise ValueError(f"The torus {shape} does not have {chips} chips.")
-    library = _library(
-        "libtpu/libtpu.so",
-        missing="TPUs need the wheel libtpu that this version of jax names in its extra `tpu`: "
-        f"pip install --no-deps --target {compiler_directory()} 'libtpu==...'.",
-    )
+    library = _library("libtpu/libtpu.so", wheel="libtpu")
     # Read when the compiler is loaded: no metadata server is asked, no other process is shut out.
     os.environ.setdefault("TPU_LIBRARY_PATH", str(library))
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
@@ -183,7 +176,7 @@ def _tpu_devices(target: Target, *, torus: str, devices: int, slices: int) -> Se
     ).devices
 
 
-def _library(path: str, *, missing: str) -> pathlib.Path:
+def _library(path: str, *, wheel: str) -> pathlib.Path:
     """Finds a file of a wheel: where ``make aot`` puts it, else on the ordinary path."""
     apart = compiler_directory() / path
     if apart.exists():
@@ -191,4 +184,4 @@ def _library(path: str, *, missing: str) -> pathlib.Path:
     for folder in map(pathlib.Path, sys.path):
         if (folder / path).is_file():
             return folder / path
-    raise CompilerMissing(f"No compiler for this target. {missing}")
+    raise CompilerMissing(f"The compiler for this target, {wheel}, is not here: run `make aot`.")

@@ -27,8 +27,8 @@ from trainer.run_config import RunConfig
 from trainer.state import abstract_batch, abstract_state
 from trainer.step import build_train_step
 
-QUICK: Mapping[str, Any] = {
-    "cuda": {"xla_gpu_enable_triton_gemm": False, "xla_backend_optimization_level": 0},
+_QUICK: Mapping[str, Mapping[str, Any]] = {
+    "gpu": {"xla_gpu_enable_triton_gemm": False, "xla_backend_optimization_level": 0},
     "tpu": {"optimization_level": "O0", "memory_fitting_level": "O0"},
     "cpu": {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True},
 }
@@ -112,9 +112,7 @@ def target_program(
     return checked_program(run, devices=target_devices(target, devices=count, slices=slices))
 
 
-def compile_train_step(
-    program: Program, *, run: RunConfig, options: Mapping[str, Any] | None = None
-) -> CompiledStep:
+def compile_train_step(program: Program, *, run: RunConfig, quick: bool = False) -> CompiledStep:
     """Compiles the train step of ``program`` for the devices of its mesh.
 
     What the compiler writes to the process's stderr meanwhile is read, not shown.
@@ -122,7 +120,7 @@ def compile_train_step(
     Args:
       program: from ``target_program``.
       run: gives batch and length.
-      options: the compiler's, such as ``QUICK["cuda"]``.
+      quick: the same collectives in less time, with slower kernels.
 
     Raises:
       jax.errors.JaxRuntimeError: the compiler refuses; TPU's does where memory does not suffice.
@@ -130,9 +128,10 @@ def compile_train_step(
     rows, length = run.data.global_batch, run.data.sequence_length
     batch = abstract_batch(program, rows=rows, length=length)
     lowered = build_train_step(program).lower(abstract_state(program), batch)
+    platform = program.mesh.devices.flat[0].platform
     said: list[str] = []
     with without_cache(), captured_stderr(said):
-        compiled = lowered.compile(compiler_options=dict(options) if options else None)
+        compiled = lowered.compile(compiler_options=dict(_QUICK[platform]) if quick else None)
     stats, text = compiled.memory_analysis(), compiled.as_text()
     assert stats is not None
     assert text is not None

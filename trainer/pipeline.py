@@ -44,7 +44,7 @@ def pipelined_gradients(
     inputs = _inputs(program, group, parts, step=step)
     sums, stacked, shared = pipeline.gradients(
         _chain(program, group, parts),
-        _schedule(program),
+        schedule_of(program),
         inputs,
         mesh=program.mesh,
         idle=program.pipeline.idle,
@@ -59,7 +59,7 @@ def pipelined_sums(program: Program, group: Group, parts: tuple[Batch, jax.Array
     inputs = _inputs(program, group, parts, step=None)
     return pipeline.forward_sums(
         _chain(program, group, parts),
-        _schedule(program, "circular"),
+        schedule_of(program, "circular"),
         inputs,
         mesh=program.mesh,
         idle=program.pipeline.idle,
@@ -70,7 +70,7 @@ def describe_pipeline(program: Program) -> str:
     """Returns schedule, sizes and bubble in one line; empty without stages."""
     if program.stages == 1:
         return ""
-    schedule = _schedule(program)
+    schedule = schedule_of(program)
     return (
         f"pipeline {program.pipeline.schedule}: {schedule.stages} stages x {schedule.chunks} "
         f"chunks, {schedule.microbatches} microbatches, bubble {schedule.bubble():.1%}"
@@ -100,7 +100,8 @@ def check_branches(compiled: jax.stages.Compiled, program: Program) -> None:
         )
 
 
-def _schedule(program: Program, name: ScheduleName | None = None) -> Schedule:
+def schedule_of(program: Program, name: ScheduleName | None = None) -> Schedule:
+    """Returns the table that a program's microbatches follow, or another one of the same sizes."""
     return build_schedule(
         name or program.pipeline.schedule,
         stages=program.stages,

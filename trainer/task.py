@@ -15,6 +15,7 @@ import numpy as np
 from flax import nnx
 
 from models.context import Context
+from models.stack import add_reports
 
 Batch = Mapping[str, jax.Array]
 Metrics = dict[str, jax.Array]
@@ -24,14 +25,9 @@ Sums = tuple[jax.Array, jax.Array, Metrics]
 
 def add_sums(*parts: Sums) -> Sums:
     """Adds what several parts of a model contribute; a metric that one of them lacks is zero."""
-    names = {name: None for _, _, metrics in parts for name in metrics}
     total = functools.reduce(operator.add, [total for total, _, _ in parts])
     weight = functools.reduce(operator.add, [weight for _, weight, _ in parts])
-    metrics = {
-        name: functools.reduce(operator.add, [m[name] for _, _, m in parts if name in m])
-        for name in names
-    }
-    return total, weight, metrics
+    return total, weight, add_reports(*(metrics for _, _, metrics in parts))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Records the compiled programs that tests of the counter read, so that they need no compiler.
 
 ``python -m tests.partitioning.record_programs`` rewrites tests/partitioning/programs/*.txt.xz with
-the installed compilers (``make aot``, and libtpu for the TPU ones). What the text says about
+the compilers of ``make aot``. What the text says about
 places in source files is left out.
 """
 
@@ -14,8 +14,8 @@ import sys
 from partitioning.collectives import MeshShape
 from partitioning.mesh_config import AXES, MeshConfig
 from trainer.certificate import programs
-from trainer.deviceless import QUICK, CompiledStep, compile_train_step, target_program
-from trainer.run_config import LanguageModel, RunConfig
+from trainer.deviceless import CompiledStep, compile_train_step, target_program
+from trainer.run_config import RunConfig
 
 FOLDER = pathlib.Path(__file__).parent / "programs"
 # TPU moves whole tiles of 128 lanes: with narrower heads the bytes would be those of padding.
@@ -58,19 +58,12 @@ class Recorded:
     @property
     def run(self) -> RunConfig:
         """Returns the run."""
-        loaded = programs.load(rules=self.rules, optimizer="adamw")
-        return dataclasses.replace(
-            loaded,
-            task=LanguageModel(model=MODEL),
-            mesh=self.mesh,
-            data=dataclasses.replace(loaded.data, global_batch=ROWS, sequence_length=LENGTH),
-        )
+        return programs.run(MODEL, rules=self.rules, mesh=self.mesh, rows=ROWS, length=LENGTH)
 
     def compile(self) -> CompiledStep:
         """Compiles the train step."""
         program = target_program(self.run, target=self.target, slices=self.slices)
-        platform = {"h100": "cuda", "cpu": "cpu"}.get(self.target, "tpu")
-        return compile_train_step(program, run=self.run, options=QUICK[platform])
+        return compile_train_step(program, run=self.run, quick=True)
 
 
 PROGRAMS = {

@@ -41,33 +41,17 @@ EXPERTS = dataclasses.replace(
 ROWS, LENGTH = 16, 128
 
 
-def run_of(
-    *,
-    rules: str,
-    mesh: MeshConfig,
-    model: DecoderConfig = MODEL,
-    sequence_parallel: bool = True,
-    microbatches: int = 1,
-    pipeline: PipelineConfig = PipelineConfig(),  # noqa: B008 - frozen
-) -> RunConfig:
-    loaded = programs.load(rules=rules)
-    return dataclasses.replace(
-        loaded,
-        task=LanguageModel(model=model),
-        mesh=mesh,
-        rules=dataclasses.replace(loaded.rules, sequence_parallel=sequence_parallel),
-        data=dataclasses.replace(loaded.data, global_batch=ROWS, sequence_length=LENGTH),
-        train=dataclasses.replace(loaded.train, microbatches=microbatches),
-        pipeline=pipeline,
-        evaluation=dataclasses.replace(loaded.evaluation, sample_tokens=0),
-    )
+def run_of(*, sequence_parallel: bool = True, model: DecoderConfig = MODEL, **how) -> RunConfig:
+    run = programs.run(model, rows=ROWS, length=LENGTH, **how)
+    rules = dataclasses.replace(run.rules, sequence_parallel=sequence_parallel)
+    return dataclasses.replace(run, rules=rules)
 
 
 @functools.cache
 def compiled(**how) -> tuple[RunConfig, deviceless.CompiledStep]:
     run = run_of(**how)
     program = deviceless.target_program(run, target="h100")
-    return run, deviceless.compile_train_step(program, run=run, options=deviceless.QUICK["cuda"])
+    return run, deviceless.compile_train_step(program, run=run, quick=True)
 
 
 def found_in(step: deviceless.CompiledStep) -> tuple[Collective, ...]:

@@ -3,6 +3,7 @@
 Shape suffixes: B rows, T length.
 """
 
+import dataclasses
 import functools
 import math
 import types
@@ -37,6 +38,29 @@ def load(*, model: str = "tiny", rules: str = "fsdp", optimizer: str = "sgd") ->
         "DataConfig.sequence_length = 16",
     ]
     return config.load([*files, "configs/data/stdlib_bytes.gin"], bindings).run
+
+
+def run(
+    model: DecoderConfig,
+    *,
+    rules: str,
+    mesh: MeshConfig,
+    rows: int,
+    length: int,
+    optimizer: str = "adamw",
+    microbatches: int = 1,
+    pipeline: PipelineConfig = PipelineConfig(),  # noqa: B008 - frozen
+) -> RunConfig:
+    """Returns a run with a small decoder, for programs that are only compiled."""
+    loaded = load(rules=rules, optimizer=optimizer)
+    return dataclasses.replace(
+        loaded,
+        task=LanguageModel(model=model),
+        mesh=mesh,
+        pipeline=pipeline,
+        data=dataclasses.replace(loaded.data, global_batch=rows, sequence_length=length),
+        train=dataclasses.replace(loaded.train, microbatches=microbatches),
+    )
 
 
 def rules(name: str) -> RulesConfig:
