@@ -46,6 +46,7 @@ BATCH = 32
 VOCAB = 32_000
 FAR = 10_000_000
 
+flags.declare_key_flag("json")  # listed by --help
 _SECONDS = flags.DEFINE_float("seconds", 1.0, "CPU seconds per measurement.")
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "How often each is measured, in turns.")
 _LENGTH = flags.DEFINE_integer("sequence_length", 2048, "Tokens per row.")

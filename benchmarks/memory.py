@@ -15,8 +15,10 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before jax looks for accelerato
 from absl import app, flags, logging
 
 from benchmarks.output import JSON
+from partitioning.targets import TARGETS
 
-_TARGET = flags.DEFINE_string("target", "h100", "Chip to compile for: see partitioning/targets.py.")
+flags.declare_key_flag("json")  # listed by --help
+_TARGET = flags.DEFINE_string("target", "h100", f"Chip to compile for: {', '.join(TARGETS)}.")
 
 ROWS, LENGTH = 4, 1024
 POLICIES = (

@@ -33,6 +33,7 @@ from partitioning.mesh_config import MeshConfig, PipelineConfig
 from partitioning.traffic import branch_shares
 from partitioning.traffic_check import verdicts
 
+flags.declare_key_flag("json")  # listed by --help
 _ONLY = flags.DEFINE_string("only", None, "Take layouts whose names match this expression.")
 
 DEVICES, ROWS, LENGTH = 8, 64, 64

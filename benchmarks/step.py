@@ -35,6 +35,7 @@ from benchmarks.starting import RealRun, Start, start_hand_written
 from benchmarks.step_worker import Worker
 from benchmarks.work import SMALL, Subject, Work
 
+flags.declare_key_flag("json")  # listed by --help
 _QUICK = flags.DEFINE_bool("quick", False, "A small model and few rounds, to see that it works.")
 _ROUNDS = flags.DEFINE_integer("rounds", 12, "Turns of each process.", lower_bound=1)
 _STEPS = flags.DEFINE_integer("steps", 2, "Steps per turn.", lower_bound=1)

@@ -52,7 +52,10 @@ class MeshConfig:
             raise ValueError(f"MeshConfig.{bad[0]}={given[bad[0]]}: sizes are positive, or -1.")
         free = [axis for axis, size in given.items() if size == -1]
         if len(free) > 1:
-            raise ValueError(f"MeshConfig: only one axis may be -1, given {free}.")
+            raise ValueError(
+                f"MeshConfig: only one axis may be -1 (what is left), given {' and '.join(free)}. "
+                f"Give the others a number, for example MeshConfig.{free[-1]}=1."
+            )
         known = math.prod(size for size in given.values() if size != -1)
         if devices % known or (not free and known != devices):
             raise ValueError(

@@ -280,7 +280,8 @@ def _show_sample(run: Run, state: TrainState) -> None:
 def _next(run: Run) -> str:
     where, steps = run.options.run_dir, 2 * run.config.train.steps
     longer = f"--gin.TrainConfig.steps={steps}"
-    if run.config.schedule.decay_steps is not None:
+    schedule = run.config.schedule
+    if schedule.decay_steps is not None and steps > schedule.warmup_steps + schedule.cooldown_steps:
         longer += f" --gin.ScheduleConfig.decay_steps={steps} --allow_change="
         longer += "ScheduleConfig.decay_steps"
     return (

@@ -54,9 +54,13 @@ def test_partitioning():
     pages.run("partitioning")
 
 
-def test_parallelism():
-    assert kinds("parallelism") == {"console", "gin", "python", "text"}
+@pytest.mark.slow
+def test_parallelism(folder):
+    assert kinds("parallelism") == {"bash", "console", "gin", "python", "text"}
     pages.run("parallelism")
+    for name in ("pipeline", "experts", "context"):
+        rows = [json.loads(line) for line in (folder / "runs" / name / "metrics.jsonl").open()]
+        assert [row["step"] for row in rows if row["kind"] == "train"] == [1, 2]
 
 
 def test_the_figures_are_what_the_code_draws():
