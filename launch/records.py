@@ -62,23 +62,25 @@ class Schema:
             raise ContractError(
                 f"{source} has version {data.get('version')!r}; this software reads {current}."
             )
-        hints = typing.get_type_hints(cls)
-        values = {}
-        for field in dataclasses.fields(cls):
-            if field.name in data:
-                values[field.name] = _read(
-                    data[field.name], hints[field.name], f"{source}: {field.name}"
-                )
-            elif (
-                field.default is dataclasses.MISSING
-                and field.default_factory is dataclasses.MISSING
-            ):
-                raise ContractError(f"{source} lacks {field.name!r}.")
-        return cls(**values)
+        return _build(cls, data, source)
+
+
+def _build[T](cls: type[T], data: dict[str, Any], source: str) -> T:
+    """Makes a dataclass of a JSON object."""
+    hints = typing.get_type_hints(cls)
+    values = {}
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]  # T is a dataclass
+        if field.name in data:
+            where = f"{source}: {field.name}"
+            values[field.name] = _read(data[field.name], hints[field.name], where)
+        elif field.default is field.default_factory is dataclasses.MISSING:
+            raise ContractError(f"{source} lacks {field.name!r}.")
+    return cls(**values)
 
 
 def _read(value: Any, annotation: Any, where: str) -> Any:
     """Checks ``value`` against an annotation; turns lists into tuples and names into enums."""
+    annotation = getattr(annotation, "__supertype__", annotation)  # of a NewType
     if annotation is Any:
         return value
     arguments = typing.get_args(annotation)
@@ -87,6 +89,8 @@ def _read(value: Any, annotation: Any, where: str) -> Any:
             return None
         return _read(value, next(a for a in arguments if a is not type(None)), where)
     origin = typing.get_origin(annotation) or annotation
+    if isinstance(origin, type) and dataclasses.is_dataclass(origin) and type(value) is dict:
+        return _build(origin, value, where)
     if origin is tuple and isinstance(value, list):
         return tuple(_read(item, arguments[0], where) for item in value)
     if origin is dict and isinstance(value, dict):
@@ -216,12 +220,16 @@ class Progress(Schema):
       phase: what it is busy with.
       step: last completed step; None before the first.
       monotonic_ns: the host's monotonic clock at the time of writing.
+      saved_step: newest committed step; None where there is none.
+      loss: last loss; None before the first, or where it is not finite.
     """
 
     attempt: int
     phase: Phase
     step: int | None
     monotonic_ns: int
+    saved_step: int | None = None
+    loss: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
