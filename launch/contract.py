@@ -128,15 +128,21 @@ class Environment:
                 texts[variable] = str(value)
         return texts
 
-    def foreign_variables(self) -> dict[str, str]:
-        """Returns the variables that programs which are not Lockstep's expect."""
+    def foreign_variables(self, *, local_rank: int = 0, local_size: int = 1) -> dict[str, str]:
+        """Returns the variables that programs which are not Lockstep's expect, like torchrun's.
+
+        Args:
+          local_rank: number of this process on its host.
+          local_size: processes on its host.
+        """
         host, _, port = self.coordinator.rpartition(":")
         return {
             "MASTER_ADDR": host.strip("[]"),
             "MASTER_PORT": port,
             "RANK": str(self.process_id),
             "WORLD_SIZE": str(self.num_processes),
-            "LOCAL_RANK": "0",
+            "LOCAL_RANK": str(local_rank),
+            "LOCAL_WORLD_SIZE": str(local_size),
         }
 
 

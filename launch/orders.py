@@ -90,11 +90,12 @@ class Command(Schema):
 
 
 class EventKind(enum.StrEnum):
-    """What an agent reports."""
+    """What an agent reports; NOTICE: the engine has told its host to stop."""
 
     READY = "ready"
     BEAT = "beat"
     EXITED = "exited"
+    NOTICE = "notice"
     STUCK = "stuck"
     STACKS = "stacks"
     UNHEALTHY = "unhealthy"
@@ -107,6 +108,7 @@ class RankState:
 
     Attributes:
       rank: process id of the run.
+      host: where it runs.
       phase: what it is busy with; None before it said anything.
       step: last completed step.
       saved_step: newest committed step.
@@ -115,6 +117,7 @@ class RankState:
     """
 
     rank: int
+    host: str
     phase: Phase | None
     step: int | None
     saved_step: int | None

@@ -123,6 +123,9 @@ class Gang(Protocol):
           or one for all. Orders are not sent yet.
         """
 
+    def reachable(self, host: Host) -> bool:
+        """Returns whether a host answers whose agent does not; a lost one is replaced."""
+
     def end(self, *, timeout_s: float) -> None:
         """Ends what an earlier attempt, also one of a dead supervisor, left on reachable hosts."""
 
