@@ -137,6 +137,7 @@ class Event(Schema):
       ranks: its living processes (READY, BEAT, STUCK).
       exits: processes that have ended (EXITED).
       message: for people: the deadline that passed, the device that failed.
+      drain: nothing should run on the host any more (UNHEALTHY).
       stacks: rank as text -> text of its stacks (STACKS).
       pids: rank as text -> process id (READY).
     """
@@ -148,5 +149,6 @@ class Event(Schema):
     ranks: tuple[RankState, ...] = ()
     exits: tuple[RankExit, ...] = ()
     message: str = ""
+    drain: bool = False
     stacks: dict[str, str] = dataclasses.field(default_factory=dict)
     pids: dict[str, int] = dataclasses.field(default_factory=dict)
