@@ -59,6 +59,11 @@ class Schema:
             data = json.loads(text)
         except json.JSONDecodeError as error:
             raise ContractError(f"{source} is not JSON ({error}).") from None
+        return cls.from_object(data, source=source)
+
+    @classmethod
+    def from_object(cls, data: Any, *, source: str) -> Self:
+        """Like `from_json`, for what was parsed already."""
         if not isinstance(data, dict):
             raise ContractError(f"{source} holds no JSON object.")
         current = next(f.default for f in dataclasses.fields(cls) if f.name == "version")
