@@ -20,13 +20,15 @@ class Host:
       name: as the engine calls it; what is excluded.
       address: name or number at which other hosts reach it.
       failure_domain: rack or block that fails as one; empty where unknown.
-      slice_id: which slice of the allocation it is in.
+      slice_id: which slice of the attempt it is in.
+      devices: accelerators of it that the run may use; empty takes all.
     """
 
     name: str
     address: str
     failure_domain: str = ""
     slice_id: int = 0
+    devices: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

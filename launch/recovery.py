@@ -146,7 +146,9 @@ class History:
         )
 
 
-def decide(history: History, *, spec: JobSpec, spares: int, hosts: int) -> Decision:
+def decide(
+    history: History, *, spec: JobSpec, spares: int, hosts: int, elsewhere: bool = True
+) -> Decision:
     """Returns what to do after the newest incident of a history.
 
     Args:
@@ -154,6 +156,7 @@ def decide(history: History, *, spec: JobSpec, spares: int, hosts: int) -> Decis
       spec: the job.
       spares: usable idle hosts of the allocation.
       hosts: hosts of the attempt that ended.
+      elsewhere: whether the engine has hosts beside those of the allocation.
     """
     incident = history.incidents[-1]
     reason = incident.reason
@@ -170,7 +173,14 @@ def decide(history: History, *, spec: JobSpec, spares: int, hosts: int) -> Decis
     spent = _exhausted(history, spec=spec)
     if spent is not None:
         return spent
-    return _again(history, spec=spec, spares=spares, hosts=hosts)
+    decision = _again(history, spec=spec, spares=spares, hosts=hosts)
+    if elsewhere or decision.action is not Action.REQUEUE:
+        return decision
+    if incident.banned:
+        why = f"{reason.host} cannot be used ({reason.message}), and there is no other host"
+        return Decision(action=Action.HOLD, why=why, code=ExitCode.HOLD)
+    why = f"{reason.retry}; there is no other host; goes on from {_step(reason)}"
+    return dataclasses.replace(decision, action=Action.RESTART, why=why, exclude=())
 
 
 def _ends(reason: Reason) -> Decision | None:
