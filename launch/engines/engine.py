@@ -110,10 +110,19 @@ class Engine(Protocol):
 
 
 class Gang(Protocol):
-    """The side that the supervisor uses, inside an allocation."""
+    """The side that the supervisor uses, inside an allocation.
+
+    Attributes:
+      elsewhere: whether the engine has hosts beside those of the allocation.
+    """
+
+    elsewhere: bool
 
     def hosts(self) -> Sequence[Host]:
         """Returns the usable hosts, spares included, in topology order."""
+
+    def notice(self) -> str | None:
+        """Returns why the engine wants the allocation back; None while it does not."""
 
     def start(self, orders: Orders) -> Sequence[subprocess.Popen[bytes]]:
         """Starts an agent on each host of ``orders``.
