@@ -200,28 +200,25 @@ class RankProcess:
         return stacks_path(self.environment.state_dir, rank=self.place.rank)
 
 
-def end_leftovers(path: pathlib.Path) -> list[int]:
-    """Kills process groups that a file of pids and start times names, and are still those.
-
-    Returns:
-      Process ids of those that lived.
-    """
+def living(path: pathlib.Path) -> list[int]:
+    """Returns process ids that a file of pids and start times names and that still are those."""
     try:
         lines = path.read_text().splitlines()
     except FileNotFoundError:
         return []
-    found = []
-    for line in lines:
-        pid, _, start = line.partition(" ")
-        if pid.isdecimal() and start.isdecimal() and started(int(pid)) == int(start):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(int(pid), signal.SIGKILL)
-                found.append(int(pid))
-    return found
+    pairs = (line.split() for line in lines)
+    return [int(pid) for pid, start in pairs if started(int(pid)) == int(start)]
+
+
+def end_leftovers(path: pathlib.Path) -> None:
+    """Kills the process groups of what `living` finds."""
+    for pid in living(path):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
 
 
 def write_pids(path: pathlib.Path, pids: Sequence[int]) -> None:
-    """Writes what `end_leftovers` reads."""
+    """Writes what `living` reads."""
     path.write_text("".join(f"{pid} {started(pid) or 0}\n" for pid in pids if pid))
 
 

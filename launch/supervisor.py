@@ -34,6 +34,7 @@ from launch.timeline import recovery_timeline
 _REASONS = 5
 _LEFTOVERS_S = 20.0
 _WALLTIME_MARGIN_S = 30.0
+_WAIT_S = 0.25
 
 
 class Supervisor:
@@ -128,6 +129,8 @@ class Supervisor:
     def _assemble(self) -> Cast | None:
         """Hosts for the next attempt; None after a requeue, or where the run is held for want."""
         spec = self._job.spec
+        if not self._allocated():
+            return None
         avoided = self._avoided()
         usable = [host for host in self._gang.hosts() if host.name not in avoided]
         cast = placement.cast(usable, spec=spec, before=self._before, at_most=self._at_most)
@@ -139,6 +142,21 @@ class Supervisor:
         else:
             self._finish("held", code=ExitCode.HOLD, why=f"{why}, and there are no others")
         return None
+
+    def _allocated(self) -> bool:
+        """Waits for hosts; False where nobody wants the run any more."""
+        waited = False
+        while (why := self._gang.waiting()) is not None:
+            waited = True
+            self._next_action = f"starts when it has its hosts: {why}"
+            self._write_status(RunState.WAITING)
+            if self._stopped_by_person():
+                return False
+            time.sleep(_WAIT_S)
+        if waited or self._cast is None:
+            self._began = time.monotonic()
+            self._note("allocated", hosts=[host.name for host in self._gang.hosts()])
+        return True
 
     def _judge(self, outcome: Outcome) -> None:
         ended = time.time()
@@ -194,8 +212,7 @@ class Supervisor:
         self._write_status(RunState.WAITING)
         self._gang.requeue(exclude=self._avoided(), reason=why)
         self._at_most = None
-        self._began = time.monotonic()
-        self._note("allocated", hosts=[host.name for host in self._gang.hosts()])
+        self._cast = None
 
     def _finish(self, event: str, *, code: int, why: str) -> None:
         self._note(event, code=int(code), why=why)
