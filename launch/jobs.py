@@ -151,7 +151,17 @@ def _job_dir(spec: JobSpec, *, run_id: str, trial: int, options: Options) -> str
         given = os.path.abspath(options.folder / os.path.expanduser(options.job_dir))
         return f"{given}/{trial}" if spec.trials > 1 else given
     root = spec.checkpoint.root
-    return str(options.index.home / "runs" / run_id) if "://" in root else root
+    return (
+        root if is_here(root, engine=options.engine) else str(options.index.home / "runs" / run_id)
+    )
+
+
+def is_here(root: str, *, engine: str) -> bool:
+    """Whether a run directory is a folder of this machine.
+
+    A path in a cluster's volume is one only where the volume is mounted here, too.
+    """
+    return "://" not in root and (engine != "kubernetes" or os.path.isdir(os.path.dirname(root)))
 
 
 def _code_dir(spec: JobSpec, *, job_dir: str, code: Snapshot | None, options: Options) -> str:
