@@ -140,4 +140,3 @@ class OwnerFile:
         assert self._own is not None
         self._own = dataclasses.replace(self._own, heartbeat=time.time(), released=released)
         self._root.write(self._key, self._own.to_json().encode())
-
