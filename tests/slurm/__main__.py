@@ -14,7 +14,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.slurm", description=__doc__)
     parser.add_argument("command", choices=["up", "down", "status"])
     parser.add_argument(
-        "--accounting", action="store_true", help="slurmdbd, QOS, sacct (10 s more)"
+        "--accounting", action="store_true", help="slurmdbd, QOS, sacct"
     )
     parser.add_argument("--folder", type=pathlib.Path, default=pathlib.Path("/tmp/lockstep-slurm"))
     flags = parser.parse_args()

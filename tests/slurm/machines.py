@@ -19,7 +19,7 @@ NETWORK = "10.77.0"
 LIMIT_S = 60.0
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""Not the caller's PATH: a lab's own commands may stand first there, and they start with nsenter."""
+"""Not the caller's PATH: a lab's own commands may stand first there, and call nsenter again."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
