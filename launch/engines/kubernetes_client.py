@@ -24,6 +24,7 @@ _PLACES = {
     "NetworkPolicy": ("networking.k8s.io", "v1", "networkpolicies"),
 }
 CONFLICT, GONE = 409, 404
+_MERGE = "application/merge-patch+json"
 
 
 class Refused(EngineError):
@@ -54,7 +55,8 @@ class Api:
             with _errors(f"read {kind} {name}"):
                 if kind == "ConfigMap":
                     return self._plain(self._core.read_namespaced_config_map, name, self.namespace)
-                return self._custom.get_namespaced_custom_object(*self._place(kind), name, **_LIMIT)
+                read = self._custom.get_namespaced_custom_object
+                return self._plain(read, *self._place(kind), name)
         except Refused as refused:
             if refused.status == GONE:
                 return None
@@ -69,18 +71,19 @@ class Api:
         with _errors(f"create {obj['kind']} {obj['metadata']['name']}"):
             if obj["kind"] == "ConfigMap":
                 create = self._core.create_namespaced_config_map
-                return self._plain(create, self.namespace, obj)
+                return self._plain(create, self.namespace, obj, field_validation="Strict")
+            create = self._custom.create_namespaced_custom_object
             place = self._place(obj["kind"])
-            return self._custom.create_namespaced_custom_object(*place, obj, **_LIMIT)
+            return self._plain(create, *place, obj, field_validation="Strict")
 
     def patch(self, kind: str, name: str, change: Object) -> Object:
         """Merges a change into an object."""
         with _errors(f"change {kind} {name}"):
             if kind == "ConfigMap":
-                change_map = self._core.patch_namespaced_config_map
-                return self._plain(change_map, name, self.namespace, change)
-            place = self._place(kind)
-            return self._custom.patch_namespaced_custom_object(*place, name, change, **_LIMIT)
+                merge = self._core.patch_namespaced_config_map
+                return self._plain(merge, name, self.namespace, change, _content_type=_MERGE)
+            merge = self._custom.patch_namespaced_custom_object
+            return self._plain(merge, *self._place(kind), name, change, _content_type=_MERGE)
 
     def delete(self, kind: str, name: str) -> bool:
         """Deletes an object and, with their grace, all that it owns; False where there is none."""
@@ -91,8 +94,8 @@ class Api:
                     remove = self._core.delete_namespaced_config_map
                     self._plain(remove, name, self.namespace, body=options)
                     return True
-                place = self._place(kind)
-                self._custom.delete_namespaced_custom_object(*place, name, body=options, **_LIMIT)
+                remove = self._custom.delete_namespaced_custom_object
+                self._plain(remove, *self._place(kind), name, body=options)
         except Refused as refused:
             if refused.status == GONE:
                 return False
@@ -106,9 +109,8 @@ class Api:
                 pods = self._core.list_namespaced_pod
                 found = self._plain(pods, self.namespace, label_selector=labels)
             else:
-                found = self._custom.list_namespaced_custom_object(
-                    *self._place(kind), label_selector=labels, **_LIMIT
-                )
+                listed = self._custom.list_namespaced_custom_object
+                found = self._plain(listed, *self._place(kind), label_selector=labels)
         items: list[Object] = found["items"]
         return sorted(items, key=lambda item: item["metadata"]["name"])
 
