@@ -13,7 +13,9 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 from launch.exit_codes import Ending, ExitCode, RetryClass, ending
+from launch.process_identity import kernel, started
 from launch.records import (
+    STACKS_SIGNAL,
     ContractError,
     JournalEntry,
     Phase,
@@ -22,12 +24,15 @@ from launch.records import (
     Reason,
     RunRecord,
     Schema,
+    exit_path,
     progress_path,
     reason_of,
     replace_file,
+    stacks_path,
 )
 
 __all__ = [
+    "STACKS_SIGNAL",
     "VARIABLES",
     "ContractError",
     "Ending",
@@ -42,9 +47,13 @@ __all__ = [
     "RunRecord",
     "Schema",
     "ending",
+    "exit_path",
+    "kernel",
     "progress_path",
     "reason_of",
     "replace_file",
+    "stacks_path",
+    "started",
 ]
 
 

@@ -20,13 +20,15 @@ class Host:
       name: as the engine calls it; what is excluded.
       address: name or number at which other hosts reach it.
       failure_domain: rack or block that fails as one; empty where unknown.
-      slice_id: which slice of the allocation it is in.
+      slice_id: which slice of the attempt it is in.
+      devices: accelerators of it that the run may use; empty takes all.
     """
 
     name: str
     address: str
     failure_domain: str = ""
     slice_id: int = 0
+    devices: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -137,6 +139,7 @@ class Event(Schema):
       ranks: its living processes (READY, BEAT, STUCK).
       exits: processes that have ended (EXITED).
       message: for people: the deadline that passed, the device that failed.
+      drain: nothing should run on the host any more (UNHEALTHY).
       stacks: rank as text -> text of its stacks (STACKS).
       pids: rank as text -> process id (READY).
     """
@@ -148,5 +151,6 @@ class Event(Schema):
     ranks: tuple[RankState, ...] = ()
     exits: tuple[RankExit, ...] = ()
     message: str = ""
+    drain: bool = False
     stacks: dict[str, str] = dataclasses.field(default_factory=dict)
     pids: dict[str, int] = dataclasses.field(default_factory=dict)

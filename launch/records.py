@@ -8,12 +8,16 @@ import enum
 import json
 import os
 import pathlib
+import signal
 import types
 import typing
 from collections.abc import Sequence
 from typing import Any, Self
 
 from launch.exit_codes import RetryClass, ending
+
+STACKS_SIGNAL = signal.SIGRTMIN + 1
+"""Asks a process for its stacks. Free elsewhere: NCCL and Slurm use SIGUSR1 and SIGUSR2."""
 
 
 class ContractError(ValueError):
@@ -55,6 +59,11 @@ class Schema:
             data = json.loads(text)
         except json.JSONDecodeError as error:
             raise ContractError(f"{source} is not JSON ({error}).") from None
+        return cls.from_object(data, source=source)
+
+    @classmethod
+    def from_object(cls, data: Any, *, source: str) -> Self:
+        """Like `from_json`, for what was parsed already."""
         if not isinstance(data, dict):
             raise ContractError(f"{source} holds no JSON object.")
         current = next(f.default for f in dataclasses.fields(cls) if f.name == "version")
@@ -252,6 +261,16 @@ class JournalEntry(Schema):
 def progress_path(state_dir: str, *, rank: int) -> pathlib.Path:
     """Where a process writes its `Progress`."""
     return pathlib.Path(state_dir) / f"rank{rank}.json"
+
+
+def exit_path(state_dir: str, *, rank: int) -> pathlib.Path:
+    """Where a process leaves its `RankExit` for the agent of its host."""
+    return pathlib.Path(state_dir) / f"rank{rank}.exit.json"
+
+
+def stacks_path(state_dir: str, *, rank: int) -> pathlib.Path:
+    """Where a process writes the stacks of its threads when it gets `STACKS_SIGNAL`."""
+    return pathlib.Path(state_dir) / f"rank{rank}.stacks"
 
 
 def replace_file(path: pathlib.Path, *, text: str) -> None:

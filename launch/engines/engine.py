@@ -110,10 +110,22 @@ class Engine(Protocol):
 
 
 class Gang(Protocol):
-    """The side that the supervisor uses, inside an allocation."""
+    """The side that the supervisor uses, inside an allocation.
+
+    Attributes:
+      elsewhere: whether the engine has hosts beside those of the allocation.
+    """
+
+    elsewhere: bool
+
+    def waiting(self) -> str | None:
+        """Returns what the allocation waits for, for people; None once it is there."""
 
     def hosts(self) -> Sequence[Host]:
-        """Returns the usable hosts, spares included, in topology order."""
+        """Returns the hosts of the allocation, spares included, in topology order."""
+
+    def notice(self) -> str | None:
+        """Returns why the engine wants the allocation back; None while it does not."""
 
     def start(self, orders: Orders) -> Sequence[subprocess.Popen[bytes]]:
         """Starts an agent on each host of ``orders``.
@@ -130,7 +142,7 @@ class Gang(Protocol):
         """Ends what an earlier attempt, also one of a dead supervisor, left on reachable hosts."""
 
     def requeue(self, *, exclude: Sequence[str], reason: str) -> None:
-        """Gives the allocation back and queues again; returns when the next one is there.
+        """Gives the allocation back and queues again.
 
         Args:
           exclude: hosts that the next allocation avoids.
