@@ -22,7 +22,7 @@ class Journal:
         self.path = pathlib.Path(job_dir) / FILE
 
     def append(self, event: str, *, attempt: int, **details: Any) -> JournalEntry:
-        """Writes one line and returns when it is on the disk.
+        """Writes one line, and returns it as a reader will find it, when it is on the disk.
 
         A torn line, which a writer that was killed has left, gets an end of its own first.
         """
@@ -32,11 +32,12 @@ class Journal:
         try:
             size = os.fstat(descriptor).st_size
             torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-            os.write(descriptor, b"\n" * torn + entry.to_json().encode() + b"\n")
+            line = entry.to_json()
+            os.write(descriptor, b"\n" * torn + line.encode() + b"\n")
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        return entry
+        return JournalEntry.from_json(line, source=str(self.path))
 
     def entries(self) -> list[JournalEntry]:
         """Returns what was written, without torn lines.

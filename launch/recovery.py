@@ -280,7 +280,7 @@ def _budget(budgets: Budgets, retry: RetryClass) -> int | None:
 
 
 def _step(reason: Reason) -> str:
-    return "the start" if reason.saved_step is None else f"step {reason.saved_step}"
+    return "the newest saved step" if reason.saved_step is None else f"step {reason.saved_step}"
 
 
 def _incident(details: dict[str, object]) -> Incident:

@@ -364,6 +364,9 @@ class KubernetesOptions:
       rack_label: node label of racks in the cluster's Topology.
       block_label: node label of blocks.
       volume_claim: PersistentVolumeClaim that holds a checkpoint root that is a path.
+      volume_path: folder at which pods mount it; default: the first folder of the root, so that
+        /runs/a is folder a of the claim.
+      resources: further resources of each pod, such as vpc.amazonaws.com/efa: "32".
     """
 
     namespace: str = ""
@@ -373,6 +376,8 @@ class KubernetesOptions:
     rack_label: str = "cloud.provider.com/topology-rack"
     block_label: str = "cloud.provider.com/topology-block"
     volume_claim: str = ""
+    volume_path: str = ""
+    resources: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,10 @@ import re
 from launch.records import STACKS_SIGNAL
 
 _FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line \d+ in (?P<name>.*)$')
-_WAITING = ("/jax/", "/jaxlib/", "/gloo/", "/torch/distributed/")
+_WAITING = re.compile(
+    r"/jax/|/jaxlib/|/torch/distributed/|:(all_reduce|all_gather|reduce_scatter|all_to_all|"
+    r"broadcast|barrier|block_until_ready)$"
+)
 
 
 def request(pid: int) -> bool:
@@ -54,7 +57,7 @@ def main_thread(text: str) -> list[str]:
 
 def waits_for_others(frames: list[str]) -> bool:
     """Whether a main thread is inside a collective library: it waits for another process."""
-    return any(part in frame for frame in frames for part in _WAITING)
+    return any(_WAITING.search(frame) for frame in frames)
 
 
 def _catches(pid: int, number: int) -> bool:

@@ -52,8 +52,9 @@ class Supervisor:
         self._journal = Journal(job.job_dir)
         self._history = History()
         self._began = time.monotonic()
-        self._cast: Cast | None = None
+        self._holds_allocation = False
         self._before: tuple[str, ...] = ()
+        self._spares: tuple[str, ...] = ()
         self._at_most: int | None = None
         self._reasons: tuple[Reason, ...] = ()
         self._next_action = ""
@@ -86,6 +87,7 @@ class Supervisor:
             self._history = self._history.then(entry)
             if entry.event == "attempt_planned":
                 self._before = tuple(entry.details["hosts"])
+                self._spares = tuple(entry.details["spares"])
             if entry.event == "decided" and entry.details["action"] == Action.SHRINK:
                 self._at_most = len(self._before) - 1
         reasons = (incident.reason for incident in self._history.incidents[-_REASONS:])
@@ -106,12 +108,12 @@ class Supervisor:
             places=placement.places(cast.active, spec=self._job.spec),
         )
         names = [host.name for host in cast.active]
-        self._cast, self._before = cast, tuple(names)
+        self._before, self._spares = tuple(names), tuple(host.name for host in cast.spares)
         self._note(
             "attempt_planned",
             attempt=number,
             hosts=names,
-            spares=[host.name for host in cast.spares],
+            spares=list(self._spares),
             coordinator=orders.coordinator,
         )
         self._stamps["planned"] = time.time()
@@ -153,7 +155,8 @@ class Supervisor:
             if self._stopped_by_person():
                 return False
             time.sleep(_WAIT_S)
-        if waited or self._cast is None:
+        if waited or not self._holds_allocation:
+            self._holds_allocation = True
             self._began = time.monotonic()
             self._note("allocated", hosts=[host.name for host in self._gang.hosts()])
         return True
@@ -178,11 +181,11 @@ class Supervisor:
             self._decide()
 
     def _decide(self) -> None:
-        spares = len(self._cast.spares) if self._cast else 0
+        avoided = self._avoided()
         decision = decide(
             self._history,
             spec=self._job.spec,
-            spares=spares,
+            spares=sum(name not in avoided for name in self._spares),
             hosts=len(self._before),
             elsewhere=self._gang.elsewhere,
         )
@@ -212,7 +215,7 @@ class Supervisor:
         self._write_status(RunState.WAITING)
         self._gang.requeue(exclude=self._avoided(), reason=why)
         self._at_most = None
-        self._cast = None
+        self._holds_allocation = False
 
     def _finish(self, event: str, *, code: int, why: str) -> None:
         self._note(event, code=int(code), why=why)
@@ -238,7 +241,7 @@ class Supervisor:
         """The supervisor before this one has died during an attempt; its agents have ended it."""
         reason = Reason(
             attempt=self._history.attempt,
-            code=ExitCode.INFRASTRUCTURE,
+            code=int(ExitCode.INFRASTRUCTURE),
             retry=RetryClass.INFRASTRUCTURE,
             rank=None,
             host="",
@@ -325,6 +328,8 @@ class Supervisor:
         self, state: RunState, *, ranks: Sequence[RankState] = (), code: int | None = None
     ) -> None:
         steps = [rank.step for rank in ranks if rank.step is not None]
+        if not ranks and self._reasons:
+            steps = _known(self._reasons[-1].step)
         saved = [rank.saved_step for rank in ranks if rank.saved_step is not None]
         slowest = min(
             ranks, key=lambda rank: list(Phase).index(rank.phase or Phase.START), default=None
@@ -338,7 +343,7 @@ class Supervisor:
             pid=os.getpid(),
             supervisor_host=socket.gethostname(),
             hosts=self._before,
-            spares=tuple(host.name for host in self._cast.spares) if self._cast else (),
+            spares=self._spares,
             excluded=self._avoided(),
             phase=slowest.phase if slowest else None,
             step=min(steps, default=None),
