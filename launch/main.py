@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import os
 import pathlib
+import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,10 +14,10 @@ from launch.console import remark, say, say_json
 from launch.engines.engine import EngineError, EngineState, engine_named
 from launch.exit_codes import ExitCode
 from launch.findings import Report, Verdict
-from launch.jobs import JobError, Options
+from launch.jobs import JobError, Options, job_text
 from launch.journal import Journal
 from launch.records import ContractError
-from launch.run_index import RunIndex, UnknownRunError
+from launch.run_index import JOB_FILE, RunIndex, UnknownRunError
 from launch.run_logs import NoLogsError
 from launch.snapshot import SnapshotError
 from launch.spec import Job
@@ -35,6 +36,7 @@ _USER_ERRORS = (
     SteeringError,
     NoLogsError,
 )
+_LONGEST = 1000
 _CLEAR = "\x1b[2J\x1b[H"
 Arguments = argparse.Namespace
 
@@ -71,15 +73,21 @@ def _render(given: Arguments) -> int:
     rendered = [(job, engine.render(job)) for job in checked.resolved.jobs]
     if given.json:
         jobs = [
-            {"run_id": job.run_id, "files": dict(made.files), "command": list(made.command)}
+            {
+                "run_id": job.run_id,
+                "job": dataclasses.asdict(job),
+                "files": dict(made.files),
+                "command": list(made.command),
+            }
             for job, made in rendered
         ]
         say_json({"jobs": jobs})
         return 0
     for job, made in rendered:
+        say(f"# ---- {job.job_dir}/{JOB_FILE}\n{job_text(job).rstrip()}")
         for name, text in made.files.items():
-            say(f"# ---- {job.job_dir}/rendered/{name}\n{text.rstrip()}")
-        say(f"# ---- run {job.run_id} is submitted with: {' '.join(made.command)}")
+            say(f"# ---- {job.job_dir}/rendered/{name}\n{_for_terminals(text.rstrip())}")
+        say(f"# ---- run {job.run_id} is submitted with: {shlex.join(made.command)}")
     if given.run_id is None:
         remark(f"For these very names: submit --run_id={rendered[0][0].run_id}")
     return 0
@@ -193,6 +201,17 @@ _COMMANDS: Mapping[str, Callable[[Arguments], int]] = {
 }
 
 
+def _for_terminals(text: str) -> str:
+    """Cuts what is no text for people (programs in base64), and only where people read it."""
+    if not sys.stdout.isatty():
+        return text
+    lines = text.splitlines()
+    return "\n".join(
+        line if len(line) <= _LONGEST else f"{line[:60]}... ({len(line)} characters)"
+        for line in lines
+    )
+
+
 def _index() -> RunIndex:
     return RunIndex.of(os.environ)
 
@@ -224,7 +243,8 @@ def _what_next(one: Submitted) -> str:
         "again": f"{job.run_id} goes on, on {job.engine}",
         "already": f"{job.run_id} is there already; nothing was changed",
     }[one.how]
-    engine_id = f" as {standing.engine_id}" if standing.engine_id else ""
+    named = standing.engine_id and one.how != "already"
+    engine_id = f" as {standing.engine_id}" if named else ""
     detail = f" ({standing.detail})" if standing.detail else ""
     lines = [f"{done}{engine_id}: {standing.state}{detail}."]
     if standing.state is not EngineState.ENDED:
