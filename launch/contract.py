@@ -13,7 +13,9 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 from launch.exit_codes import Ending, ExitCode, RetryClass, ending
+from launch.process_identity import kernel, started
 from launch.records import (
+    STACKS_SIGNAL,
     ContractError,
     JournalEntry,
     Phase,
@@ -22,12 +24,15 @@ from launch.records import (
     Reason,
     RunRecord,
     Schema,
+    exit_path,
     progress_path,
     reason_of,
     replace_file,
+    stacks_path,
 )
 
 __all__ = [
+    "STACKS_SIGNAL",
     "VARIABLES",
     "ContractError",
     "Ending",
@@ -42,9 +47,13 @@ __all__ = [
     "RunRecord",
     "Schema",
     "ending",
+    "exit_path",
+    "kernel",
     "progress_path",
     "reason_of",
     "replace_file",
+    "stacks_path",
+    "started",
 ]
 
 
@@ -128,15 +137,21 @@ class Environment:
                 texts[variable] = str(value)
         return texts
 
-    def foreign_variables(self) -> dict[str, str]:
-        """Returns the variables that programs which are not Lockstep's expect."""
+    def foreign_variables(self, *, local_rank: int = 0, local_size: int = 1) -> dict[str, str]:
+        """Returns the variables that programs which are not Lockstep's expect, like torchrun's.
+
+        Args:
+          local_rank: number of this process on its host.
+          local_size: processes on its host.
+        """
         host, _, port = self.coordinator.rpartition(":")
         return {
             "MASTER_ADDR": host.strip("[]"),
             "MASTER_PORT": port,
             "RANK": str(self.process_id),
             "WORLD_SIZE": str(self.num_processes),
-            "LOCAL_RANK": "0",
+            "LOCAL_RANK": str(local_rank),
+            "LOCAL_WORLD_SIZE": str(local_size),
         }
 
 

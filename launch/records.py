@@ -8,12 +8,16 @@ import enum
 import json
 import os
 import pathlib
+import signal
 import types
 import typing
 from collections.abc import Sequence
 from typing import Any, Self
 
 from launch.exit_codes import RetryClass, ending
+
+STACKS_SIGNAL = signal.SIGRTMIN + 1
+"""Asks a process for its stacks. Free elsewhere: NCCL and Slurm use SIGUSR1 and SIGUSR2."""
 
 
 class ContractError(ValueError):
@@ -55,6 +59,11 @@ class Schema:
             data = json.loads(text)
         except json.JSONDecodeError as error:
             raise ContractError(f"{source} is not JSON ({error}).") from None
+        return cls.from_object(data, source=source)
+
+    @classmethod
+    def from_object(cls, data: Any, *, source: str) -> Self:
+        """Like `from_json`, for what was parsed already."""
         if not isinstance(data, dict):
             raise ContractError(f"{source} holds no JSON object.")
         current = next(f.default for f in dataclasses.fields(cls) if f.name == "version")
@@ -62,23 +71,25 @@ class Schema:
             raise ContractError(
                 f"{source} has version {data.get('version')!r}; this software reads {current}."
             )
-        hints = typing.get_type_hints(cls)
-        values = {}
-        for field in dataclasses.fields(cls):
-            if field.name in data:
-                values[field.name] = _read(
-                    data[field.name], hints[field.name], f"{source}: {field.name}"
-                )
-            elif (
-                field.default is dataclasses.MISSING
-                and field.default_factory is dataclasses.MISSING
-            ):
-                raise ContractError(f"{source} lacks {field.name!r}.")
-        return cls(**values)
+        return _build(cls, data, source)
+
+
+def _build[T](cls: type[T], data: dict[str, Any], source: str) -> T:
+    """Makes a dataclass of a JSON object."""
+    hints = typing.get_type_hints(cls)
+    values = {}
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]  # T is a dataclass
+        if field.name in data:
+            where = f"{source}: {field.name}"
+            values[field.name] = _read(data[field.name], hints[field.name], where)
+        elif field.default is field.default_factory is dataclasses.MISSING:
+            raise ContractError(f"{source} lacks {field.name!r}.")
+    return cls(**values)
 
 
 def _read(value: Any, annotation: Any, where: str) -> Any:
     """Checks ``value`` against an annotation; turns lists into tuples and names into enums."""
+    annotation = getattr(annotation, "__supertype__", annotation)  # of a NewType
     if annotation is Any:
         return value
     arguments = typing.get_args(annotation)
@@ -87,6 +98,8 @@ def _read(value: Any, annotation: Any, where: str) -> Any:
             return None
         return _read(value, next(a for a in arguments if a is not type(None)), where)
     origin = typing.get_origin(annotation) or annotation
+    if isinstance(origin, type) and dataclasses.is_dataclass(origin) and type(value) is dict:
+        return _build(origin, value, where)
     if origin is tuple and isinstance(value, list):
         return tuple(_read(item, arguments[0], where) for item in value)
     if origin is dict and isinstance(value, dict):
@@ -216,12 +229,16 @@ class Progress(Schema):
       phase: what it is busy with.
       step: last completed step; None before the first.
       monotonic_ns: the host's monotonic clock at the time of writing.
+      saved_step: newest committed step; None where there is none.
+      loss: last loss; None before the first, or where it is not finite.
     """
 
     attempt: int
     phase: Phase
     step: int | None
     monotonic_ns: int
+    saved_step: int | None = None
+    loss: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -244,6 +261,16 @@ class JournalEntry(Schema):
 def progress_path(state_dir: str, *, rank: int) -> pathlib.Path:
     """Where a process writes its `Progress`."""
     return pathlib.Path(state_dir) / f"rank{rank}.json"
+
+
+def exit_path(state_dir: str, *, rank: int) -> pathlib.Path:
+    """Where a process leaves its `RankExit` for the agent of its host."""
+    return pathlib.Path(state_dir) / f"rank{rank}.exit.json"
+
+
+def stacks_path(state_dir: str, *, rank: int) -> pathlib.Path:
+    """Where a process writes the stacks of its threads when it gets `STACKS_SIGNAL`."""
+    return pathlib.Path(state_dir) / f"rank{rank}.stacks"
 
 
 def replace_file(path: pathlib.Path, *, text: str) -> None:

@@ -17,7 +17,7 @@ ALLOWED = {
     "launch": set(),
     "benchmarks": {"trainer", "models", "partitioning", "input_pipeline"},
 }
-CONTRACT = {"launch.contract", "launch.exit_codes", "launch.records"}
+CONTRACT = {"launch.contract", "launch.exit_codes", "launch.process_identity", "launch.records"}
 """Importable by all, and importing the standard library only."""
 
 PLAIN = {"partitioning": {"models.decoder_config", "models.experts_config"}}

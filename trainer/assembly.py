@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 
 from input_pipeline.dataset import Dataset, build_dataset
 from input_pipeline.evaluation import EvaluationBatches
@@ -32,6 +32,7 @@ from trainer.pipeline_checks import check_pipeline
 from trainer.program import Program, build_program, build_task
 from trainer.run_config import LanguageModel, RunConfig
 from trainer.run_directory import Request
+from trainer.size_checks import check_batch, check_expert_count, check_loss_chunks
 from trainer.startup import StartupClock
 from trainer.state import MODEL, abstract_state, gradient_layout
 
@@ -129,7 +130,7 @@ def checked_program(config: RunConfig, *, devices: Sequence[jax.Device] | None =
     """
     check_decoder(config)
     mesh = build_mesh(config.mesh, devices=devices)
-    check_batch(config, mesh=mesh)
+    check_batch(config, sizes=axis_sizes(mesh))
     if isinstance(config.task, LanguageModel):
         platform = mesh.devices.flat[0].platform
         check_experts(config.task.model, devices=mesh.shape["expert"], platform=platform)
@@ -192,15 +193,11 @@ def _cache_errors(cache_dir: pathlib.Path) -> Iterator[None]:
 
 def check_decoder(config: RunConfig) -> None:
     """Raises ValueError where a decoder asks for what jax or the length of a row does not allow."""
-    task, length = config.task, config.data.sequence_length
+    task = config.task
     if not isinstance(task, LanguageModel):
         return
     check_installed(task.model.matmul)
-    if length % task.model.loss_chunks:
-        raise ValueError(
-            f"DecoderConfig.loss_chunks={task.model.loss_chunks} does not divide "
-            f"DataConfig.sequence_length={length}."
-        )
+    check_loss_chunks(config)
     if jax.config.jax_enable_x64:
         return
     for field in ("dtype", "param_dtype"):
@@ -234,30 +231,6 @@ def check_axes(program: Program) -> None:
 
 def check_experts(model: DecoderConfig, *, devices: int, platform: str) -> None:
     """Raises ValueError if experts do not divide over their mesh axis or cannot run here."""
-    if model.experts is None:
-        return
-    check_platform(model.experts, platform=platform)
-    if model.experts.count % devices == 0:
-        return
-    count = model.experts.count
-    fitting = [size for size in range(1, count + 1) if count % size == 0]
-    near = [max(size for size in fitting if size < devices)]
-    near += [size for size in fitting if size > devices][:1]
-    raise ValueError(
-        f"ExpertsConfig.count={count} does not divide over MeshConfig.expert={devices}; each "
-        f"device holds whole experts. The nearest sizes are {', '.join(map(str, near))}."
-    )
-
-
-def check_batch(config: RunConfig, *, mesh: Mesh) -> None:
-    """Raises ValueError if the batch does not divide over mesh and microbatches."""
-    ways = mesh.shape["data"] * mesh.shape["fsdp"] * mesh.shape["expert"]
-    parts = ways * config.train.microbatches
-    batch = config.data.global_batch
-    if batch % parts:
-        near = max(batch // parts, 1) * parts
-        raise ValueError(
-            f"DataConfig.global_batch={batch} does not divide over data x fsdp x expert = {ways} "
-            f"and TrainConfig.microbatches={config.train.microbatches}; it must be a multiple of "
-            f"{parts}, for example {near}."
-        )
+    if model.experts is not None:
+        check_platform(model.experts, platform=platform)
+    check_expert_count(model, devices=devices)

@@ -9,13 +9,12 @@ import contextlib
 import dataclasses
 import datetime
 import os
-import pathlib
 import socket
 import threading
 import time
 import uuid
 
-from launch.contract import Schema
+from launch.contract import Schema, kernel, started
 from trainer.checkpoints.root import Root
 
 HEARTBEAT_S = 30.0
@@ -52,14 +51,14 @@ class Owner(Schema):
 
     def is_here(self) -> bool:
         """Whether its process id can be looked up from this process."""
-        return self.kernel == _kernel()
+        return self.kernel == kernel()
 
     def lives(self) -> bool:
         """Whether it must be assumed to be still writing."""
         if self.released:
             return False
         if self.is_here():
-            return _started(self.pid) == self.started
+            return started(self.pid) == self.started
         return time.time() - self.heartbeat < STALE_S
 
     def advice(self) -> str:
@@ -107,9 +106,9 @@ class OwnerFile:
         owner = Owner(
             attempt=attempt,
             host=socket.gethostname(),
-            kernel=_kernel(),
+            kernel=kernel(),
             pid=pid,
-            started=_started(pid) or 0,
+            started=started(pid) or 0,
             since=now,
             heartbeat=now,
             launched=launched,
@@ -141,21 +140,3 @@ class OwnerFile:
         assert self._own is not None
         self._own = dataclasses.replace(self._own, heartbeat=time.time(), released=released)
         self._root.write(self._key, self._own.to_json().encode())
-
-
-def _started(pid: int) -> int | None:
-    """Start time of a process in clock ticks since boot; None where it does not run."""
-    try:
-        text = pathlib.Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    fields = text.rpartition(")")[2].split()
-    return None if fields[0] == "Z" else int(fields[19])
-
-
-def _kernel() -> str:
-    boot = pathlib.Path("/proc/sys/kernel/random/boot_id")
-    try:
-        return f"{boot.read_text().strip()}/{os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return f"unknown/{socket.gethostname()}"

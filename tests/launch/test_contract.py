@@ -106,6 +106,7 @@ def test_programs_of_others_get_their_variables():
         "RANK": "1",
         "WORLD_SIZE": "2",
         "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
     }
 
 

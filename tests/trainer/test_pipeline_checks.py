@@ -6,13 +6,13 @@ import math
 import jax
 import pytest
 
-from partitioning.mesh import build_mesh
+from partitioning.mesh import axis_sizes, build_mesh
 from partitioning.mesh_config import AXES, MeshConfig, PipelineConfig
-from trainer.assembly import check_batch
 from trainer.certificate import programs
 from trainer.pipeline_checks import check_pipeline
 from trainer.program import build_program, build_task
 from trainer.run_config import LanguageModel
+from trainer.size_checks import check_batch
 
 
 def check(*, stages, chunks=1, microbatches=8, layers=8, batch=64, sample=0, rules="pp", data=1):
@@ -28,7 +28,7 @@ def check(*, stages, chunks=1, microbatches=8, layers=8, batch=64, sample=0, rul
     )
     devices = jax.devices()[: math.prod(getattr(run.mesh, axis) for axis in AXES)]
     mesh = build_mesh(run.mesh, devices=devices)
-    check_batch(run, mesh=mesh)
+    check_batch(run, sizes=axis_sizes(mesh))
     check_pipeline(run, build_program(run, task=build_task(run.task), mesh=mesh))
 
 

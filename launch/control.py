@@ -1,0 +1,50 @@
+"""What a person asks of a run: a file that its supervisor looks at with every beat.
+
+Files only, so that it works wherever the folder of the job can be written. Standard library only.
+"""
+
+import dataclasses
+import enum
+import pathlib
+from typing import Self
+
+from launch.records import Schema, replace_file
+
+FILE = "control.json"
+
+
+class Want(enum.StrEnum):
+    """DRAIN saves and stops, for `resume`; CANCEL ends for good; GO_ON takes either back."""
+
+    DRAIN = "drain"
+    CANCEL = "cancel"
+    GO_ON = "go_on"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Control(Schema):
+    """``<job_dir>/control.json``.
+
+    Attributes:
+      want: what is asked for.
+      by: who asked.
+      time: seconds since 1970.
+    """
+
+    want: Want
+    by: str
+    time: float
+
+    @classmethod
+    def read(cls, job_dir: str) -> Self | None:
+        """Returns what was asked last; None where nothing was."""
+        path = pathlib.Path(job_dir) / FILE
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+        return cls.from_json(text, source=str(path))
+
+    def write(self, job_dir: str) -> None:
+        """Asks; replaces what was asked before."""
+        replace_file(pathlib.Path(job_dir) / FILE, text=self.to_json())

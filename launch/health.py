@@ -1,0 +1,173 @@
+"""Whether a host's devices are well: the kernel's log, nvidia-smi, the disk. Standard library only.
+
+Says what it can read and nothing of what it cannot: a host without NVIDIA devices, or where the
+kernel's log is closed to users, is not sick for that.
+"""
+
+import dataclasses
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import time
+
+XIDS = {
+    48: "double-bit ECC error",
+    64: "ECC row could not be retired",
+    74: "NVLink error",
+    79: "device has fallen off the bus",
+    95: "uncontained ECC error",
+    119: "GSP does not answer",
+    120: "GSP error",
+    140: "unrecovered ECC error",
+}
+"""Xid -> meaning, of those after which a device cannot be used until a person or a reset acts
+(NVIDIA, "XID Errors"). Others, such as 13, 31, 43, 45 or 94, are the program's or pass."""
+
+_XID = re.compile(r"NVRM: Xid \((?P<device>[^)]*)\): (?P<number>\d+)")
+_QUERY = (
+    "index,ecc.errors.uncorrected.volatile.total,"
+    "clocks_throttle_reasons.hw_thermal_slowdown,temperature.gpu"
+)
+_SMI_EVERY_S = 30.0
+_SMI_LIMIT_S = 20.0
+_DISK_EVERY_S = 10.0
+_DISK_FREE_BYTES = 256 * 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """Something wrong with a host.
+
+    Attributes:
+      message: for people.
+      drain: whether nothing should run there until somebody has looked.
+    """
+
+    message: str
+    drain: bool
+
+
+class Health:
+    """Checks of one host; `check` never waits and says each thing once."""
+
+    def __init__(self, *, folder: str, since_boot: bool = False) -> None:
+        """Begins to listen.
+
+        Args:
+          folder: a folder whose disk must not be full.
+          since_boot: also report what the kernel's log held before now (preflight).
+        """
+        self._folder = folder
+        self._log = _KernelLog(since_boot=since_boot)
+        self._smi = _Smi() if shutil.which("nvidia-smi") else None
+        self._disk_at = 0.0
+        self._said: set[str] = set()
+
+    def check(self) -> list[Finding]:
+        """Returns what has come up since the last call."""
+        found = [*self._log.findings(), *(self._smi.findings() if self._smi else []), *self._disk()]
+        new = [finding for finding in found if finding.message not in self._said]
+        self._said |= {finding.message for finding in new}
+        return new
+
+    def _disk(self) -> list[Finding]:
+        now = time.monotonic()
+        if now - self._disk_at < _DISK_EVERY_S:
+            return []
+        self._disk_at = now
+        try:
+            free = shutil.disk_usage(self._folder).free
+        except OSError as error:
+            return [Finding(f"{self._folder} cannot be looked at: {error}", drain=False)]
+        if free >= _DISK_FREE_BYTES:
+            return []
+        return [Finding(f"the disk of {self._folder} is nearly full", drain=False)]
+
+
+class _KernelLog:
+    """Xid messages of the NVIDIA driver; LOCKSTEP_KERNEL_LOG names another file than /dev/kmsg."""
+
+    def __init__(self, *, since_boot: bool) -> None:
+        path = os.environ.get("LOCKSTEP_KERNEL_LOG", "/dev/kmsg")
+        try:
+            self._descriptor: int | None = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        except OSError:
+            self._descriptor = None  # closed to users on many sites
+        if self._descriptor is not None and not since_boot:
+            os.lseek(self._descriptor, 0, os.SEEK_END)
+
+    def findings(self) -> list[Finding]:
+        found = []
+        for line in self._lines():
+            for match in _XID.finditer(line):
+                number = int(match["number"])
+                if number in XIDS:
+                    message = f"Xid {number} on {match['device']}: {XIDS[number]}"
+                    found.append(Finding(message, drain=True))
+        return found
+
+    def _lines(self) -> list[str]:
+        lines: list[str] = []
+        while self._descriptor is not None:
+            try:
+                data = os.read(self._descriptor, 8192)
+            except BlockingIOError:
+                break
+            except BrokenPipeError:
+                continue  # /dev/kmsg: messages were overwritten before they were read
+            if not data:
+                break
+            lines += data.decode(errors="replace").splitlines()
+        return lines
+
+
+class _Smi:
+    """nvidia-smi in the background: where a device is gone it can hang, which is a finding."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+        self._started = -_SMI_EVERY_S
+
+    def findings(self) -> list[Finding]:
+        now = time.monotonic()
+        if self._process is None:
+            if now - self._started >= _SMI_EVERY_S:
+                self._started = now
+                self._process = subprocess.Popen(
+                    ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
+            return []
+        if self._process.poll() is None:
+            if now - self._started < _SMI_LIMIT_S:
+                return []
+            self._process.kill()
+            self._process = None
+            return [Finding(f"nvidia-smi does not answer within {_SMI_LIMIT_S:.0f} s", drain=True)]
+        text, code = self._process.communicate()[0], self._process.returncode
+        self._process = None
+        if code:
+            return [Finding(f"nvidia-smi fails ({code}): {text.strip()[:200]}", drain=True)]
+        return [finding for line in text.splitlines() for finding in _device(line)]
+
+
+def _device(line: str) -> list[Finding]:
+    """Findings of one line of nvidia-smi's answer."""
+    index, ecc, thermal, temperature = (part.strip() for part in line.split(","))
+    found = []
+    if ecc.isdecimal() and int(ecc) > 0:
+        found.append(Finding(f"device {index} has {ecc} uncorrected ECC errors", drain=True))
+    if thermal == "Active":
+        message = f"device {index} is slowed down by heat ({temperature} degrees)"
+        found.append(Finding(message, drain=False))
+    return found
+
+
+def kernel_log_readable() -> bool:
+    """Whether this user sees the kernel's log at all; said once in the agent's log."""
+    return os.access(pathlib.Path(os.environ.get("LOCKSTEP_KERNEL_LOG", "/dev/kmsg")), os.R_OK)

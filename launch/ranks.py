@@ -1,0 +1,227 @@
+"""One process of a run, as its host's agent sees it: started, watched, asked, ended.
+
+Each rank has a process group of its own, so that whatever it started ends with it, and dies when
+its agent does. Standard library only.
+"""
+
+import contextlib
+import ctypes
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from launch import stacks
+from launch.contract import Environment
+from launch.exit_codes import ExitCode
+from launch.orders import Place, RankState
+from launch.process_identity import started
+from launch.records import ContractError, Progress, RankExit, exit_path, progress_path, stacks_path
+from launch.watchdog import Limits, Watch
+
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
+_TAIL_BYTES = 8192
+_CASCADE = re.compile(
+    r"another task died|heartbeat timeout|coordination service|connection closed by peer"
+    r"|socket closed|connection reset by peer|leaving because rank",
+    re.IGNORECASE,
+)
+
+
+class RankProcess:
+    """A process at its place."""
+
+    def __init__(
+        self,
+        place: Place,
+        *,
+        environment: Environment,
+        limits: Limits,
+        log: pathlib.Path,
+        hide: Callable[[str], str],
+    ) -> None:
+        """Nothing is started yet.
+
+        Args:
+          place: which rank it is.
+          environment: its ``LAUNCH_*`` variables.
+          limits: deadlines.
+          log: file that takes its output.
+          hide: removes secrets from a text.
+        """
+        self.place, self.environment = place, environment
+        self.ended: RankExit | None = None
+        self._limits, self._log, self._hide = limits, log, hide
+        self._process: subprocess.Popen[bytes] | None = None
+        self._watch = Watch(limits, now=time.monotonic())
+
+    @property
+    def pid(self) -> int:
+        """Process id, which is its process group's, too; 0 where it never ran."""
+        return self._process.pid if self._process else 0
+
+    def start(self, command: Sequence[str], *, cwd: str, variables: Mapping[str, str]) -> None:
+        """Starts the process; a command that cannot be started has ended at once."""
+        state_dir = self.environment.state_dir
+        for path in (self._progress_path(), self._exit_path(), self._stacks_path()):
+            path.unlink(missing_ok=True)
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        self._watch = Watch(self._limits, now=time.monotonic())
+        own = {**variables, **self.environment.variables(), "LAUNCH_STATE_DIR": state_dir}
+        try:
+            with self._log.open("ab") as output:
+                self._process = subprocess.Popen(
+                    command,
+                    cwd=cwd,
+                    env=own,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    process_group=0,
+                    preexec_fn=_die_with_parent,
+                )
+        except (OSError, ValueError) as error:
+            message = self._hide(f"{command[0]} cannot be started: {error}")
+            self.ended = self._exit(ExitCode.CONFIGURATION, type(error).__name__, message)
+
+    def poll(self) -> RankExit | None:
+        """Returns how it ended, once; None while it runs, and afterwards."""
+        if self._process is None or self.ended is not None:
+            return None
+        self._read_progress()
+        code = self._process.poll()
+        if code is None:
+            return None
+        self.kill()  # what it started ends with it
+        self.ended = self._ending(128 - code if code < 0 else code)
+        return self.ended
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to the process, not to what it started: the process decides for those."""
+        if self._process is not None and self.ended is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, number)
+
+    def kill(self) -> None:
+        """Ends the process and everything in its group."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def state(self) -> RankState:
+        """Returns where it stands."""
+        last = self._watch.last
+        return RankState(
+            rank=self.place.rank,
+            host=self.place.host,
+            phase=last.phase if last else None,
+            step=last.step if last else None,
+            saved_step=last.saved_step if last else None,
+            loss=last.loss if last else None,
+            idle_s=round(self._watch.idle_s(time.monotonic()), 3),
+        )
+
+    def overdue(self) -> str | None:
+        """Returns what is overdue; None while all is well."""
+        self._read_progress()
+        return self._watch.overdue(time.monotonic()) if self.ended is None else None
+
+    def ask_for_stacks(self) -> None:
+        """Has the process write its stacks, where it can."""
+        if self.ended is None:
+            stacks.request(self.pid)
+
+    def stacks(self) -> str:
+        """Returns what it wrote after `ask_for_stacks`, and what the kernel says of it."""
+        try:
+            text = self._stacks_path().read_text(errors="replace")
+        except FileNotFoundError:
+            text = ""
+        return self._hide(f"{stacks.describe(self.pid)}\n\n{text}")
+
+    def _read_progress(self) -> None:
+        path = self._progress_path()
+        try:
+            progress = Progress.from_json(path.read_text(), source=str(path))
+        except (FileNotFoundError, ContractError):
+            return
+        if progress.attempt == self.environment.attempt:
+            self._watch.saw(progress)
+
+    def _ending(self, code: int) -> RankExit:
+        """What the process said of its end, if that is true; else what can be seen from outside."""
+        path = self._exit_path()
+        try:
+            told = RankExit.from_json(path.read_text(), source=str(path))
+        except (FileNotFoundError, ContractError):
+            told = None
+        if told is not None and told.code == code and told.pid == self.pid:
+            return told
+        name = signal.Signals(code - 128).name if 128 < code < 128 + signal.NSIG else ""
+        last = self._last_line() if code else ""
+        message = f"{name or f'exit code {code}'}{f': {last}' if last else ''}"
+        cascade = code not in (0, 128 + signal.SIGKILL) and bool(_CASCADE.search(last))
+        return self._exit(code, name or ("done" if code == 0 else "ExitCode"), message, cascade)
+
+    def _exit(self, code: int, cause: str, message: str, cascade: bool = False) -> RankExit:
+        last = self._watch.last
+        return RankExit(
+            attempt=self.environment.attempt,
+            rank=self.place.rank,
+            host=self.place.host,
+            pid=self.pid,
+            code=int(code),
+            cause=cause,
+            message=message,
+            time=time.time(),
+            cascade=cascade,
+            step=last.step if last else None,
+            saved_step=last.saved_step if last else None,
+        )
+
+    def _last_line(self) -> str:
+        """Last line of output that says something, without secrets, at most 300 characters."""
+        with self._log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            lines = self._hide(file.read().decode(errors="replace")).splitlines()
+        return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
+
+    def _progress_path(self) -> pathlib.Path:
+        return progress_path(self.environment.state_dir, rank=self.place.rank)
+
+    def _exit_path(self) -> pathlib.Path:
+        return exit_path(self.environment.state_dir, rank=self.place.rank)
+
+    def _stacks_path(self) -> pathlib.Path:
+        return stacks_path(self.environment.state_dir, rank=self.place.rank)
+
+
+def living(path: pathlib.Path) -> list[int]:
+    """Returns process ids that a file of pids and start times names and that still are those."""
+    try:
+        lines = path.read_text().splitlines()
+    except FileNotFoundError:
+        return []
+    pairs = (line.split() for line in lines)
+    return [int(pid) for pid, start in pairs if started(int(pid)) == int(start)]
+
+
+def end_leftovers(path: pathlib.Path) -> None:
+    """Kills the process groups of what `living` finds."""
+    for pid in living(path):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+
+
+def write_pids(path: pathlib.Path, pids: Sequence[int]) -> None:
+    """Writes what `living` reads."""
+    path.write_text("".join(f"{pid} {started(pid) or 0}\n" for pid in pids if pid))
+
+
+def _die_with_parent() -> None:
+    """In the child: SIGKILL when the agent ends, however it ends."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,0 +1,92 @@
+"""What Lockstep's trainer says of a job before it starts, by ``python -m trainer.check``.
+
+A program of its own, so that the launcher never loads what the trainer loads.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from collections.abc import Iterator
+
+from launch import findings
+from launch.findings import Finding, Verdict
+from launch.snapshot import Snapshot
+from launch.spec import Job, OnLoss, Resources
+
+CHECK_S = 180.0
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+"""Where Lockstep itself is."""
+
+
+def examine(job: Job, *, code: Snapshot | None, folder: pathlib.Path) -> Iterator[Finding]:
+    """Yields what the trainer finds for the sizes that the run may have.
+
+    Args:
+      job: a job of the trainer.
+      code: the code that is to be copied; its folder is where gin files are looked up.
+      folder: where they are looked up otherwise.
+    """
+    seen = set()
+    for hosts in _sizes(job.spec.resources, on_loss=job.spec.recovery.on_loss):
+        other = hosts != job.spec.resources.hosts
+        for finding in _ask(job, hosts=hosts, folder=code.folder if code else folder):
+            if finding in seen or (other and finding.verdict is not Verdict.ERROR):
+                continue
+            seen.add(finding)
+            note = f"with {hosts} hosts: " if other else ""
+            yield dataclasses.replace(finding, message=note + finding.message)
+
+
+def _sizes(need: Resources, *, on_loss: OnLoss) -> list[int]:
+    """Numbers of hosts that the run may go on with, the one that it starts with first."""
+    least = need.min_hosts if on_loss is OnLoss.SHRINK else None
+    sizes = [need.hosts, least or need.hosts, need.max_hosts or need.hosts]
+    return list(dict.fromkeys(sizes))
+
+
+def _ask(job: Job, *, hosts: int, folder: pathlib.Path) -> list[Finding]:
+    spec = job.spec
+    command = [
+        sys.executable if spec.code.image else job.python,
+        "-m",
+        "trainer.check",
+        "--json",
+        f"--devices={hosts * spec.resources.per_host}",
+        f"--processes={hosts * spec.workload.processes_per_host}",
+        *(f"--gin_file={name}" for name in spec.workload.gin_files),
+        *(f"--gin_bindings={binding}" for binding in spec.workload.gin_bindings),
+    ]
+    try:
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            env=_environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=CHECK_S,
+        )
+    except OSError as failure:
+        return [findings.error("code", f"{command[0]} cannot be started: {failure}.")]
+    except subprocess.TimeoutExpired:
+        return [findings.error("configuration", f"no answer from trainer.check in {CHECK_S:g} s.")]
+    return _read(done)
+
+
+def _read(done: subprocess.CompletedProcess[str]) -> list[Finding]:
+    try:
+        found = json.loads(done.stdout)["findings"]
+        return [Finding(**{**one, "verdict": Verdict(one["verdict"])}) for one in found]
+    except (KeyError, TypeError, ValueError):
+        told = (done.stderr.strip() or done.stdout.strip() or "no word").splitlines()[-1]
+        message = f"trainer.check ended with {done.returncode}: {told}"
+        return [findings.error("configuration", message)]
+
+
+def _environment() -> dict[str, str]:
+    """This environment, with Lockstep importable wherever the job's code is."""
+    paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}

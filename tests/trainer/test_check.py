@@ -1,0 +1,179 @@
+"""``python -m trainer.check`` says before a run is submitted what would stop it."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from input_pipeline.manifest import Manifest
+from input_pipeline.token_store import write_tokens
+from trainer import check
+from trainer.readiness import Finding, Verdict, examine
+
+QUICKSTART = ("configs/runs/quickstart.gin",)
+MIXTRAL = ("configs/runs/mixtral_8x7b_64.gin",)
+PIPELINE = ("configs/runs/llama3_70b_512_pp.gin",)
+
+
+def wrong(
+    files: tuple[str, ...], *bindings: str, devices: int = 1, processes: int = 1
+) -> dict[str, str]:
+    """What is wrong with a run, leaving out that its data is not here."""
+    found = examine(files, bindings, devices=devices, processes=processes)
+    errors = {f.about: f.message for f in found if f.verdict is Verdict.ERROR}
+    return {about: message for about, message in errors.items() if "No token" not in message}
+
+
+def test_the_quickstart_is_ready() -> None:
+    found = examine(QUICKSTART, (), devices=1, processes=1)
+    assert [f.about for f in found if f.verdict is Verdict.OK] == [
+        "configuration",
+        "mesh",
+        "batch",
+        "model",
+        "pipeline",
+        "data",
+    ]
+    assert found[-1] == Finding(about="memory", verdict=Verdict.INFO, message="not checked")
+
+
+@pytest.mark.parametrize(
+    ("files", "devices", "hosts"),
+    [(MIXTRAL, 64, 8), (PIPELINE, 512, 64), (("configs/runs/llama3_70b_512.gin",), 512, 64)],
+)
+def test_the_large_runs_fit_their_devices(files: tuple[str, ...], devices: int, hosts: int) -> None:
+    assert wrong(files, devices=devices, processes=hosts) == {}
+
+
+@pytest.mark.parametrize(
+    ("files", "bindings", "devices", "processes", "about", "expected"),
+    [
+        (QUICKSTART, ("TrainConfig.step=1",), 1, 1, "configuration", "steps"),
+        (("nowhere.gin",), (), 1, 1, "configuration", "nowhere.gin"),
+        (MIXTRAL, (), 48, 6, "mesh", "needs 64 devices, but there are 48"),
+        (QUICKSTART, (), 8, 3, "mesh", "8 devices do not divide over 3 processes"),
+        (QUICKSTART, ("DataConfig.global_batch=7",), 2, 1, "batch", "multiple of 2"),
+        (QUICKSTART, ("DecoderConfig.loss_chunks=7",), 1, 1, "model", "loss_chunks=7"),
+        (QUICKSTART, ("MeshConfig.tensor=3", "MeshConfig.fsdp=1"), 3, 1, "model", "multiple of"),
+        (MIXTRAL, ("ExpertsConfig.count=9",), 64, 8, "model", "count=9 does not divide"),
+        (PIPELINE, ("PipelineConfig.chunks=3",), 512, 64, "pipeline", "do not divide over"),
+        (PIPELINE, ("TrainConfig.microbatches=2",), 512, 64, "pipeline", "at least 4"),
+    ],
+)
+def test_what_does_not_fit_is_named_with_its_numbers(
+    files: tuple[str, ...],
+    bindings: tuple[str, ...],
+    devices: int,
+    processes: int,
+    about: str,
+    expected: str,
+) -> None:
+    assert expected in wrong(files, *bindings, devices=devices, processes=processes)[about]
+
+
+def test_everything_that_is_wrong_is_told_at_once() -> None:
+    bindings = ("DataConfig.global_batch=7", "DecoderConfig.loss_chunks=7")
+    assert set(wrong(QUICKSTART, *bindings, devices=2)) == {"batch", "model"}
+
+
+@pytest.mark.parametrize(
+    ("bindings", "expected"),
+    [
+        (("TokenShards.path='nowhere'",), "No token shards in"),
+        (("RunConfig.task=@LanguageModel()", "TokenShards.path='.'"), "no manifest.json"),
+    ],
+)
+def test_missing_shards_are_named(bindings: tuple[str, ...], expected: str) -> None:
+    found = examine(MIXTRAL, bindings, devices=64, processes=8)
+    (error,) = (f for f in found if f.verdict is Verdict.ERROR)
+    assert expected in error.message
+    assert check.exit_code(found) == 65
+
+
+def shards(folder: pathlib.Path) -> str:
+    part = np.arange(4000) % 300, np.full(40, 100)
+    write_tokens(
+        folder,
+        manifest=Manifest(name="numbers", source="test", licence="CC0-1.0", files=()),
+        vocab_size=300,
+        splits={"train": [part], "held_out": [part]},
+    )
+    return f"TokenShards.path={str(folder)!r}"
+
+
+def test_shards_are_named_with_their_licence_and_their_vocabulary_must_fit(
+    tmp_path: pathlib.Path,
+) -> None:
+    path = shards(tmp_path / "shards")
+    found = examine(MIXTRAL, (path,), devices=64, processes=8)
+    (data,) = (f for f in found if f.about == "data")
+    assert data.verdict is Verdict.OK
+    assert "numbers, licence CC0-1.0" in data.message
+    small = (path, "DecoderConfig.vocab_size=256")
+    assert "300 tokens, more than" in wrong(MIXTRAL, *small, devices=64, processes=8)["data"]
+
+
+def test_a_damaged_manifest_is_an_error_and_no_traceback(tmp_path: pathlib.Path) -> None:
+    path = shards(tmp_path / "shards")
+    for text in ("", "{", "[]", "{}", '{"version": 1}'):
+        (tmp_path / "shards" / "manifest.json").write_text(text)
+        assert "data" in wrong(MIXTRAL, path, devices=64, processes=8)
+
+
+def test_text_needs_files_and_a_licence(tmp_path: pathlib.Path) -> None:
+    source = ("DataConfig.source=@TextFiles()", f"TextFiles.root={str(tmp_path)!r}")
+    assert "matches no file" in wrong(QUICKSTART, *source)["data"]
+    (tmp_path / "a.txt").write_text("text")
+    assert "names no licence" in wrong(QUICKSTART, *source)["data"]
+    assert wrong(QUICKSTART, *source, "TextFiles.licence='CC0-1.0'") == {}
+
+
+def test_a_tokenizer_that_is_not_there_is_named() -> None:
+    tokenizer = (
+        "DataConfig.tokenizer=@TokenizerFile()",
+        "TokenizerFile.path='nowhere.json'",
+        "TokenizerFile.bos='a'",
+        "TokenizerFile.eos='a'",
+    )
+    assert "nowhere.json" in wrong(QUICKSTART, *tokenizer)["data"]
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "trainer.check", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def test_the_command_prints_lines_or_one_object() -> None:
+    gin = f"--gin_file={QUICKSTART[0]}"
+    done = command(gin)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "info   memory: not checked"
+    done = command(gin, "--devices=3", "--gin.MeshConfig.fsdp=2", "--json")
+    assert done.returncode == 64, done.stderr
+    found = json.loads(done.stdout)
+    assert found["exit_code"] == 64
+    assert {"about": "mesh", "verdict": "error"}.items() <= found["findings"][1].items()
+
+
+def test_a_wrong_flag_is_one_line_and_the_help_is_an_example() -> None:
+    done = command("--device=3")
+    assert (done.returncode, len(done.stderr.splitlines())) == (64, 2)
+    assert "--devices=8" in command("--help").stdout
+
+
+def test_the_command_loads_no_jax() -> None:
+    program = (
+        "import sys; from trainer.readiness import examine; import trainer.check;"
+        f"examine({QUICKSTART!r}, (), devices=1, processes=1);"
+        "print(sorted({'jax', 'flax', 'orbax', 'tensorstore'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stderr

@@ -1,0 +1,160 @@
+"""What can be said of a run before it has devices: configuration, sizes, data. No jax.
+
+Everything is looked at, also after something was wrong, so that all of it is told at once.
+"""
+
+import dataclasses
+import enum
+import pathlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from input_pipeline.corpus import find_files
+from input_pipeline.data_config import JsonLines, TextFiles, TokenizerFile, TokenShards
+from input_pipeline.manifest import Manifest
+from input_pipeline.token_store import StoreRecord
+from trainer.config import load
+from trainer.config_errors import ConfigError
+from trainer.context_length import check_context
+from trainer.run_config import LanguageModel, RunConfig
+from trainer.size_checks import (
+    check_batch,
+    check_expert_count,
+    check_loss_chunks,
+    check_processes,
+    check_stages,
+)
+
+
+class Verdict(enum.StrEnum):
+    """What a finding means; INFO is neither good nor bad."""
+
+    OK = "ok"
+    INFO = "info"
+    ERROR = "error"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What was found out about one matter.
+
+    Attributes:
+      about: configuration, mesh, batch, model, pipeline, data or memory.
+      verdict: what it means.
+      message: for people.
+    """
+
+    about: str
+    verdict: Verdict
+    message: str
+
+
+def examine(
+    files: Sequence[str], bindings: Sequence[str], *, devices: int, processes: int
+) -> list[Finding]:
+    """Returns everything that can be known about a run on so many devices.
+
+    Args:
+      files: gin files.
+      bindings: ``NAME=VALUE``.
+      devices: devices of the run.
+      processes: processes that they are spread over.
+    """
+    try:
+        run = load(files, bindings).run
+    except ConfigError as error:
+        return [_error("configuration", str(problem)) for problem in error.problems]
+    found = [_ok("configuration", f"{type(run.task).__name__}, {run.train.steps} steps")]
+    found += _sizes(run, devices=devices, processes=processes)
+    found += _data(run)
+    found.append(Finding(about="memory", verdict=Verdict.INFO, message="not checked"))
+    return found
+
+
+def _sizes(run: RunConfig, *, devices: int, processes: int) -> Iterator[Finding]:
+    try:
+        check_processes(devices=devices, processes=processes)
+        sizes = run.mesh.sizes(devices)
+    except ValueError as error:
+        yield _error("mesh", str(error))
+        return
+    used = " x ".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1)
+    spread = f"{devices} device(s) in {processes} process(es)"
+    yield _ok("mesh", f"{used or 'one device'} on {spread}")
+    for about, check in _size_checks(run, sizes):
+        try:
+            check()
+        except ValueError as error:
+            yield _error(about, str(error))
+        else:
+            yield _ok(about, _SIZES_FIT[about])
+
+
+_SIZES_FIT = {
+    "batch": "divides over the mesh and its microbatches",
+    "model": "rows and experts divide over their axes",
+    "pipeline": "layers and microbatches fill the stages",
+}
+
+
+def _size_checks(
+    run: RunConfig, sizes: Mapping[str, int]
+) -> Iterator[tuple[str, Callable[[], None]]]:
+    yield "batch", lambda: check_batch(run, sizes=sizes)
+    yield "model", lambda: _check_model(run, sizes)
+    if isinstance(run.task, LanguageModel):
+        repeats = run.task.model.repeats
+        yield "pipeline", lambda: check_stages(run, stages=sizes["stage"], repeats=repeats)
+
+
+def _check_model(run: RunConfig, sizes: Mapping[str, int]) -> None:
+    check_loss_chunks(run)
+    check_context(run, sizes=sizes)
+    if isinstance(run.task, LanguageModel):
+        check_expert_count(run.task.model, devices=sizes["expert"])
+
+
+def _data(run: RunConfig) -> Iterator[Finding]:
+    """Looks that the data is there; does not read it, which may take hours."""
+    source, tokenizer = run.data.source, run.data.tokenizer
+    try:
+        match source:
+            case TokenShards():
+                yield _store(run, StoreRecord.read(pathlib.Path(source.path)))
+            case TextFiles() | JsonLines():
+                yield _text(source)
+            case _:
+                yield _ok("data", f"{type(source).__name__} has no files of its own")
+    except (ValueError, OSError) as error:
+        yield _error("data", f"{type(source).__name__}: {error}")
+    except (AttributeError, KeyError, TypeError) as error:
+        yield _error("data", f"{type(source).__name__}: manifest.json is damaged ({error!r}).")
+    if isinstance(tokenizer, TokenizerFile) and not pathlib.Path(tokenizer.path).is_file():
+        where = pathlib.Path(tokenizer.path).absolute()
+        yield _error("data", f"TokenizerFile.path={tokenizer.path!r}: no such file ({where}).")
+
+
+def _store(run: RunConfig, record: StoreRecord) -> Finding:
+    name, licence = record.manifest.name, record.manifest.licence
+    if isinstance(run.task, LanguageModel) and run.task.model.vocab_size < record.vocab_size:
+        raise ValueError(
+            f"dataset {name!r} has {record.vocab_size} tokens, more than "
+            f"DecoderConfig.vocab_size={run.task.model.vocab_size}."
+        )
+    return _ok("data", f"{name}, licence {licence}, version {record.digest[:12]}")
+
+
+def _text(source: TextFiles | JsonLines) -> Finding:
+    """Raises ValueError where files or the licence are missing."""
+    kind = type(source).__name__
+    root = pathlib.Path(source.root)
+    files = find_files(root, patterns=source.files, owner=kind)
+    manifest = Manifest(name=root.name, source=kind, licence=source.licence, files=())
+    return _ok("data", f"{len(files)} files in {root}, licence {manifest.licence}")
+
+
+def _ok(about: str, message: str) -> Finding:
+    return Finding(about=about, verdict=Verdict.OK, message=f"{message}.")
+
+
+def _error(about: str, message: str) -> Finding:
+    return Finding(about=about, verdict=Verdict.ERROR, message=message)
