@@ -195,7 +195,8 @@ class AttemptRun:
             case EventKind.STACKS:
                 self._stacks |= {int(rank): text for rank, text in event.stacks.items()}
                 self._stacks_from.add(event.host)
-                if self._stacks_from | self._over >= set(self._hosts):
+                stuck = any(fault.cause == "Stuck" for fault in self._faults)
+                if stuck and self._stacks_from | self._over >= set(self._hosts):
                     self._end_in(0.0)
             case EventKind.UNHEALTHY:
                 self._unhealthy(event)
@@ -216,6 +217,8 @@ class AttemptRun:
         if ended.code == ExitCode.DONE or (ended.code == ExitCode.PREEMPTED and self._stop):
             return
         self._trouble(ended.host, cause=ended.cause, message=ended.message, rank=ended.rank)
+        if self._kill_at is None and ended.cascade:
+            self._tell(Verb.DUMP)  # whoever failed may still live
         self._end_in(_SETTLE_S)
 
     def _stuck(self, event: Event) -> None:

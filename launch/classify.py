@@ -162,17 +162,20 @@ def _of_exit(first: RankExit, evidence: Evidence) -> Reason:
 
 
 def _of_survivors(first: RankExit, evidence: Evidence) -> Reason:
-    """Only survivors have left word: whoever failed did not."""
+    """Only survivors have left word: whoever failed did not, or still lives and answers nobody."""
     silent = sorted(set(range(evidence.ranks)) - set(evidence.exits))
-    rank = silent[0] if len(silent) == 1 else None
+    texts = {rank: evidence.stacks[rank] for rank in silent if evidence.stacks.get(rank)}
+    rank, why = culprit({}, texts)
+    if rank is None and len(silent) == 1:
+        rank, why = silent[0], "it is the only one that left no word"
     state = evidence.states.get(rank) if rank is not None else None
     return _reason(
         evidence,
-        code=ExitCode.INFRASTRUCTURE,
+        code=ExitCode.HANG if rank in texts else ExitCode.INFRASTRUCTURE,
         rank=rank,
         host=state.host if state else "",
-        cause=first.cause,
-        message=first.message,
+        cause="Stuck" if rank in texts else first.cause,
+        message=first.message if rank is None else f"rank {rank}: {why}; {first.message}",
         time=first.time,
     )
 

@@ -24,10 +24,11 @@ from launch.watchdog import Limits, Watch
 
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
-_TAIL_BYTES = 8192
+_TAIL_BYTES = 32768
+_TELLING = re.compile(r"(\w+\.)*\w*(Error|Exception|Interrupt)\b|Fatal|F\d{4} |E\d{4} ")
 _CASCADE = re.compile(
     r"another task died|heartbeat timeout|coordination service|connection closed by peer"
-    r"|socket closed|connection reset by peer|leaving because rank",
+    r"|socket closed|connection reset by peer|leaving because rank|stopped sending heartbeats",
     re.IGNORECASE,
 )
 
@@ -162,9 +163,9 @@ class RankProcess:
         if told is not None and told.code == code and told.pid == self.pid:
             return told
         name = signal.Signals(code - 128).name if 128 < code < 128 + signal.NSIG else ""
-        last = self._last_line() if code else ""
-        message = f"{name or f'exit code {code}'}{f': {last}' if last else ''}"
-        cascade = code not in (0, 128 + signal.SIGKILL) and bool(_CASCADE.search(last))
+        killed = code == 128 + signal.SIGKILL  # which leaves no last words
+        line, cascade = ("", False) if code == 0 or killed else self._last_words()
+        message = f"{name or f'exit code {code}'}{f': {line}' if line else ''}"
         return self._exit(code, name or ("done" if code == 0 else "ExitCode"), message, cascade)
 
     def _exit(self, code: int, cause: str, message: str, cascade: bool = False) -> RankExit:
@@ -183,12 +184,21 @@ class RankProcess:
             saved_step=last.saved_step if last else None,
         )
 
-    def _last_line(self) -> str:
-        """Last line of output that says something, without secrets, at most 300 characters."""
+    def _last_words(self) -> tuple[str, bool]:
+        """The line of output that says most, without secrets; and whether it blames another rank.
+
+        What a dying runtime prints last are stacks and lists of modules; what it died of stands
+        before them.
+        """
         with self._log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-            lines = self._hide(file.read().decode(errors="replace")).splitlines()
-        return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
+            text = self._hide(file.read().decode(errors="replace"))
+        lines = [line.strip()[:300] for line in text.splitlines() if line.strip()]
+        blaming = next((line for line in lines if _CASCADE.search(line)), None)
+        if blaming is not None:
+            return blaming, True
+        telling = [line for line in lines if _TELLING.match(line)]
+        return next(reversed(telling or lines), ""), False
 
     def _progress_path(self) -> pathlib.Path:
         return progress_path(self.environment.state_dir, rank=self.place.rank)

@@ -7,7 +7,9 @@ minutes), and because survivors must hear of a failure before the coordination s
 """
 
 import contextlib
+import faulthandler
 import json
+import math
 import multiprocessing
 import os
 import socket
@@ -17,7 +19,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from multiprocessing import util
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from launch import contract
 from launch.contract import Environment, ExitCode, Phase, Progress, RankExit
@@ -71,6 +73,8 @@ class Participant:
         self._leaving = threading.RLock()
         self._last_acts: list[Callable[[], None]] = []
         self._progress: tuple[Phase, int] | None = None
+        self._loss: float | None = None
+        self._stacks: TextIO | None = None
 
     @property
     def rank(self) -> int:
@@ -101,20 +105,36 @@ class Participant:
         """
         self._last_acts.append(act)
 
-    def progress(self, phase: Phase, *, step: int | None = None) -> None:
+    def offer_stacks(self) -> None:
+        """From here on the agent of this host can have the stacks of all threads."""
+        if self.environment is None:
+            return
+        _make_folder(self.environment.state_dir)
+        path = contract.stacks_path(self.environment.state_dir, rank=self.rank)
+        self._stacks = path.open("w")
+        faulthandler.register(contract.STACKS_SIGNAL, file=self._stacks, all_threads=True)
+
+    def progress(self, phase: Phase, *, step: int | None = None, loss: float | None = None) -> None:
         """Tells the agent of this host what the process is busy with; cheap enough per step."""
         if step is not None:
             self.step = step
+        if loss is not None:
+            self._loss = loss if math.isfinite(loss) else None
         if self.environment is None:
             return
         now = time.monotonic_ns()
         same_phase = self._progress is not None and self._progress[0] is phase
         if same_phase and self._progress and now - self._progress[1] < _PROGRESS_EVERY_NS:
             return
-        if self._progress is None:
-            _make_folder(self.environment.state_dir)
         self._progress = phase, now
-        record = Progress(attempt=self.attempt, phase=phase, step=self.step, monotonic_ns=now)
+        record = Progress(
+            attempt=self.attempt,
+            phase=phase,
+            step=self.step,
+            monotonic_ns=now,
+            saved_step=self.saved_step,
+            loss=self._loss,
+        )
         path = contract.progress_path(self.environment.state_dir, rank=self.rank)
         contract.replace_file(path, text=record.to_json())
 
@@ -206,7 +226,7 @@ class Participant:
         return RankExit(
             attempt=self.attempt,
             rank=self.rank,
-            host=socket.gethostname(),
+            host=(self.environment and self.environment.host_id) or socket.gethostname(),
             pid=os.getpid(),
             code=int(code),
             cause=cause,
@@ -227,10 +247,13 @@ class Participant:
                 _say(f"{act} failed while leaving: {type(error).__name__}: {error}")
 
     def _record(self, ending: RankExit) -> None:
-        if self.root is None:
-            return
+        """Leaves word with the agent of this host, and with the run."""
         try:
-            endings.write_ending(self.root, ending)
+            if self.environment is not None:
+                path = contract.exit_path(self.environment.state_dir, rank=self.rank)
+                contract.replace_file(path, text=ending.to_json())
+            if self.root is not None:
+                endings.write_ending(self.root, ending)
         except (OSError, ValueError) as error:
             _say(f"The end of rank {self.rank} could not be recorded: {error}")
 
@@ -350,6 +373,8 @@ def run_guarded(
     try:
         participant = Participant(Environment.read(os.environ if environ is None else environ))
         participant.preemption.install()
+        participant.offer_stacks()
+        participant.progress(Phase.START)
         main(participant)
         participant.finish(ExitCode.DONE, message="complete")
     except endings.PreemptedError as stop:

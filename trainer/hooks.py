@@ -101,7 +101,7 @@ class Recorder(Hook):
         self._writer.write(Row(result.step, Kind.TRAIN, values))
         self._count(seconds, tokens=weight, wait_s=result.wait_s)
         self._blocked = 0.0
-        self._participant.progress(Phase.STEP, step=result.step)
+        self._participant.progress(Phase.STEP, step=result.step, loss=values["loss"])
         self.totals.metrics_s += time.perf_counter() - now
 
     def _count(self, seconds: float, *, tokens: float, wait_s: float) -> None:
@@ -111,6 +111,10 @@ class Recorder(Hook):
             self.totals.seconds += seconds
             self.totals.tokens += tokens
         self.totals.steps += 1
+
+    def busy(self, phase: Phase) -> None:
+        """What the loop does until the next step is reported."""
+        self._participant.progress(phase)
 
     def blocked(self, seconds: float) -> None:
         """A checkpoint kept the loop waiting."""
@@ -155,6 +159,7 @@ class Evaluator(Hook):
 
     def at_boundary(self, state: TrainState, step: int) -> None:
         """Evaluates and writes a row."""
+        self._recorder.busy(Phase.EVALUATE)
         start = time.perf_counter()
         scores = self._score(state)
         if scores is not None:
@@ -194,6 +199,7 @@ class Saver(Hook):
 
     def at_boundary(self, state: TrainState, step: int) -> None:
         """Starts a save; returns when the arrays may be changed."""
+        self._recorder.busy(Phase.SAVE)
         self._recorder.flush()
         seconds = self._store.save(
             step, to_portable(state, self._program), data=self._data, metrics=self._scores(step)

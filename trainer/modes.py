@@ -10,6 +10,7 @@ import numpy as np
 from absl import logging
 
 from input_pipeline.placement import DevicePrefetcher
+from launch.contract import Phase
 from trainer import finite_json
 from trainer.assembly import Options, Setup
 from trainer.checkpoints.store import CheckpointStore
@@ -61,6 +62,7 @@ def train_run(run: Run) -> None:
             _score(run), recorder=recorder, every=run.config.evaluation.every, last=steps
         )
         state = _train(run, stack, recorder=recorder, evaluator=evaluator)
+        run.participant.progress(Phase.EXIT)
         run.store.wait()
         writer.flush()
         summary = _summarize(run, recorder, evaluator.scores(steps) or _scored(run, steps) or {})
@@ -177,6 +179,12 @@ def _score(setup: Setup) -> Callable[[TrainState], Scores | None]:
     staged = setup.program.stages > 1
     step = compile_ahead(setup, build_eval_step) if staged else build_eval_step(setup.program)
 
+    participant = setup.participant
+
+    def interrupted() -> bool:
+        participant.progress(Phase.EVALUATE)
+        return participant.preemption.reached()
+
     def score(state: TrainState) -> Scores | None:
         return evaluate(
             state,
@@ -185,7 +193,7 @@ def _score(setup: Setup) -> Callable[[TrainState], Scores | None]:
             batches=setup.evaluation_batches(),
             shardings=setup.shardings,
             columns=setup.columns,
-            interrupted=setup.participant.preemption.reached,
+            interrupted=interrupted,
         )
 
     return score

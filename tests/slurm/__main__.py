@@ -13,9 +13,7 @@ def main() -> int:
     """Runs one command; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.slurm", description=__doc__)
     parser.add_argument("command", choices=["up", "down", "status"])
-    parser.add_argument(
-        "--accounting", action="store_true", help="slurmdbd, QOS, sacct"
-    )
+    parser.add_argument("--accounting", action="store_true", help="slurmdbd, QOS, sacct")
     parser.add_argument("--folder", type=pathlib.Path, default=pathlib.Path("/tmp/lockstep-slurm"))
     flags = parser.parse_args()
     lab = Lab(flags.folder, accounting=flags.accounting)
