@@ -7,6 +7,7 @@ run, under its name.
 
 import dataclasses
 import getpass
+import json
 import os
 import pathlib
 import secrets
@@ -104,8 +105,13 @@ def prepare(job: Job, *, code: Snapshot | None, text: str, index: RunIndex) -> N
         (folder / "code").mkdir(exist_ok=True)
         snapshot.copy(code, into=folder / "code")
     replace_file(folder / "job.yaml", text=text)
-    replace_file(folder / JOB_FILE, text=job.to_json() + "\n")
+    replace_file(folder / JOB_FILE, text=job_text(job))
     index.add(job, time=time.time())
+
+
+def job_text(job: Job) -> str:
+    """Returns job.json, one value a line."""
+    return json.dumps(dataclasses.asdict(job), indent=1, allow_nan=False) + "\n"
 
 
 def existing_run(root: str, *, index: RunIndex) -> str | None:

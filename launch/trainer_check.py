@@ -14,9 +14,10 @@ from collections.abc import Iterator
 from launch import findings
 from launch.findings import Finding, Verdict
 from launch.snapshot import Snapshot
-from launch.spec import Job, OnLoss, Resources
+from launch.spec import Job, JobSpec
 
 CHECK_S = 180.0
+_MANY = 16
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 """Where Lockstep itself is."""
 
@@ -30,7 +31,7 @@ def examine(job: Job, *, code: Snapshot | None, folder: pathlib.Path) -> Iterato
       folder: where they are looked up otherwise.
     """
     seen = set()
-    for hosts in _sizes(job.spec.resources, on_loss=job.spec.recovery.on_loss):
+    for hosts in sizes(job.spec):
         other = hosts != job.spec.resources.hosts
         for finding in _ask(job, hosts=hosts, folder=code.folder if code else folder):
             if finding in seen or (other and finding.verdict is not Verdict.ERROR):
@@ -40,11 +41,18 @@ def examine(job: Job, *, code: Snapshot | None, folder: pathlib.Path) -> Iterato
             yield dataclasses.replace(finding, message=note + finding.message)
 
 
-def _sizes(need: Resources, *, on_loss: OnLoss) -> list[int]:
-    """Numbers of hosts that the run may go on with, the one that it starts with first."""
-    least = need.min_hosts if on_loss is OnLoss.SHRINK else None
-    sizes = [need.hosts, least or need.hosts, need.max_hosts or need.hosts]
-    return list(dict.fromkeys(sizes))
+def sizes(spec: JobSpec) -> list[int]:
+    """Returns the numbers of hosts that the run may go on with, the one it starts with first.
+
+    Every number between the fewest and the most that the slices divide; only the ends where there
+    are many.
+    """
+    need, slices = spec.resources, spec.topology.slices
+    least, most = need.min_hosts or need.hosts, need.max_hosts or need.hosts
+    between = [n for n in range(least, most + 1) if n % slices == 0]
+    if len(between) > _MANY:
+        between = [between[0], between[-1]]
+    return list(dict.fromkeys([need.hosts, *reversed(between)]))
 
 
 def _ask(job: Job, *, hosts: int, folder: pathlib.Path) -> list[Finding]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from launch import findings, run_checks, spec_reader, trainer_check
 from launch.engines.engine import engine_named
-from launch.findings import Finding, Report
+from launch.findings import Finding, Report, Verdict
 from launch.jobs import JobError, Options, Resolved, resolve
 from launch.records import ContractError
 from launch.snapshot import SnapshotError
@@ -99,9 +99,10 @@ class _DryRun:
         elif slow:
             with self._timed("trainer"):
                 folder = self.options.folder
-                self.found += trainer_check.examine(job, code=resolved.code, folder=folder)
+                found = trainer_check.examine(job, code=resolved.code, folder=folder)
+                self.found += (_elsewhere(finding, job) for finding in found)
         with self._timed("data"):
-            self.found += data(job)
+            self.found += (_elsewhere(finding, job) for finding in data(job))
         with self._timed("checkpoint"):
             for one in resolved.jobs:
                 self.found += run_checks.checkpoint(one, given=self.options.run_id is not None)
@@ -117,6 +118,14 @@ class _DryRun:
         finally:
             took = time.perf_counter() - start
             self.seconds[name] = round(self.seconds.get(name, 0.0) + took, 3)
+
+
+def _elsewhere(finding: Finding, job: Job) -> Finding:
+    """What is missing on this machine may be there in a pod, whose folders are its own."""
+    if (finding.about, finding.verdict, job.engine) != ("data", Verdict.ERROR, "kubernetes"):
+        return finding
+    message = f"{finding.message} (Looked at on this machine; pods have other folders.)"
+    return findings.warning("data", message)
 
 
 def data(job: Job) -> Iterator[Finding]:

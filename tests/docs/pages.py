@@ -2,8 +2,8 @@
 
 Kinds of examples: ``python`` runs in one namespace; ``bash`` runs as a script; ``gin`` is written
 to a file and checked; ``text`` is what the python example before it printed; ``console`` shows
-commands that a reader may run and a test need not. ``file=NAME`` after the kind keeps the example
-under that name.
+commands that a reader may run and a test need not; ``yaml`` is a job file. ``file=NAME`` after the
+kind keeps the example under that name.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ def run(page: str) -> dict[str, object]:
                 _check_gin(example.text, name=name or f"example{number}.gin")
             case "text" if not example.note:
                 assert said.getvalue() == example.text, said.getvalue()
-            case "python" | "text" | "console":
+            case "python" | "text" | "console" | "yaml":
                 pass
             case _:
                 raise AssertionError(f"docs/{page}.md: an example of unknown kind {example.kind}")

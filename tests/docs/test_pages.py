@@ -7,6 +7,7 @@ import jax
 import pytest
 
 from input_pipeline.dataset import build_dataset
+from launch import spec_reference
 from launch.contract import VARIABLES, ExitCode, ending
 from models.remat import SAVEABLE
 from partitioning import figures
@@ -85,6 +86,26 @@ def test_processes(folder):
     assert [row["step"] for row in rows if row["kind"] == "train"] == [1, 2, 3, 4]
 
 
+@pytest.mark.slow
+def test_launch(folder, monkeypatch):
+    monkeypatch.setenv("LOCKSTEP_HOME", str(folder / "home"))
+    assert kinds("launch") == {"bash", "gin", "python", "text", "yaml"}
+    pages.run("launch")
+    rows = [json.loads(line) for line in (folder / "runs/two/metrics.jsonl").open()]
+    assert [row["step"] for row in rows if row["kind"] == "train"] == [1, 2, 3, 4]
+
+
+def test_the_keys_of_job_files_are_those_of_the_dataclasses():
+    text = spec_reference.PAGE.read_text()
+    assert spec_reference.written(text) == text, "run python -m launch.spec_reference"
+
+
+def test_every_example_job_has_its_row():
+    text = (REPOSITORY / "docs" / "launch.md").read_text()
+    for file in (REPOSITORY / "configs" / "jobs").glob("*.yaml"):
+        assert f"| `{file.name}` |" in text
+
+
 def test_the_tables_of_variables_and_exit_codes_are_the_contract():
     text = (REPOSITORY / "docs" / "processes.md").read_text()
     named = re.findall(r"^\| `(LAUNCH_\w+)`", text, re.MULTILINE)
@@ -117,6 +138,7 @@ def test_every_page_with_examples_is_run_by_a_test():
     ours = {
         "adding_a_dataset",
         "adding_a_model",
+        "launch",
         "parallelism",
         "memory",
         "partitioning",

@@ -1,0 +1,296 @@
+"""``python -m launch.main``: the front door of the launcher; see its --help."""
+
+import argparse
+import dataclasses
+import os
+import pathlib
+import shlex
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from launch import arguments, run_logs, run_view, steering, story, submission
+from launch.console import remark, say, say_json
+from launch.engines.engine import EngineError, EngineState, engine_named
+from launch.exit_codes import ExitCode
+from launch.findings import Report, Verdict
+from launch.jobs import JobError, Options, job_text
+from launch.journal import Journal
+from launch.records import ContractError
+from launch.run_index import JOB_FILE, RunIndex, UnknownRunError
+from launch.run_logs import NoLogsError
+from launch.snapshot import SnapshotError
+from launch.spec import Job
+from launch.spec_problems import SpecError
+from launch.steering import SteeringError
+from launch.submission import Submitted
+from launch.validate import Validated, validate
+
+WATCH_S = 2.0
+_USER_ERRORS = (
+    SpecError,
+    JobError,
+    SnapshotError,
+    UnknownRunError,
+    ContractError,
+    SteeringError,
+    NoLogsError,
+)
+_LONGEST = 1000
+_CLEAR = "\x1b[2J\x1b[H"
+Arguments = argparse.Namespace
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit status."""
+    given = arguments.parser().parse_args(argv)
+    try:
+        return _COMMANDS[given.command](given)
+    except _USER_ERRORS as error:
+        return _failed(given, str(error), code=ExitCode.CONFIGURATION)
+    except EngineError as error:
+        return _failed(given, str(error), code=ExitCode.ENGINE_UNREACHABLE)
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            return _reader_left()
+        return _failed(given, _of_files(error), code=ExitCode.CONFIGURATION)
+    except KeyboardInterrupt:
+        return int(ExitCode.INTERRUPTED)
+
+
+def _validate(given: Arguments) -> int:
+    report = _checked(given).report
+    say(report.as_json() if given.json else report.show())
+    return int(report.exit_code)
+
+
+def _render(given: Arguments) -> int:
+    checked = _checked(given, slow=False)
+    if _refused(given, checked.report):
+        return int(ExitCode.CONFIGURATION)
+    assert checked.resolved is not None
+    engine = engine_named(given.engine)
+    rendered = [(job, engine.render(job)) for job in checked.resolved.jobs]
+    if given.json:
+        jobs = [
+            {
+                "run_id": job.run_id,
+                "job": dataclasses.asdict(job),
+                "files": dict(made.files),
+                "command": list(made.command),
+            }
+            for job, made in rendered
+        ]
+        say_json({"jobs": jobs})
+        return 0
+    for job, made in rendered:
+        say(f"# ---- {job.job_dir}/{JOB_FILE}\n{job_text(job).rstrip()}")
+        for name, text in made.files.items():
+            say(f"# ---- {job.job_dir}/rendered/{name}\n{_for_terminals(text.rstrip())}")
+        say(f"# ---- run {job.run_id} is submitted with: {shlex.join(made.command)}")
+    if given.run_id is None:
+        remark(f"For these very names: submit --run_id={rendered[0][0].run_id}")
+    return 0
+
+
+def _submit(given: Arguments) -> int:
+    checked = _checked(given, slow=not given.no_validate)
+    if _refused(given, checked.report):
+        return int(ExitCode.CONFIGURATION)
+    assert checked.resolved is not None
+    engine = engine_named(given.engine)
+    done = submission.submit(
+        checked.resolved,
+        engine=engine,
+        text=pathlib.Path(given.job).read_text(encoding="utf-8"),
+        index=_index(),
+        now=time.time(),
+    )
+    if given.json and not given.wait:
+        say_json({"runs": [_as_dict(one) for one in done]})
+    for one in done:
+        remark(_what_next(one)) if given.json else say(_what_next(one))
+    if not given.wait:
+        return 0
+    jobs = [one.job for one in done]
+    with submission.leaving_it_running(jobs, say=remark):
+        code = submission.wait(jobs, engine=engine, report=remark if given.json else say)
+    if given.json:
+        say_json({"runs": [_as_dict(one) for one in done], "exit_code": code})
+    return code
+
+
+def _status(given: Arguments) -> int:
+    index = _index()
+    while True:
+        if given.run is None:
+            entries = run_view.listing(index, most=given.most)
+            answer, is_final = {"runs": entries}, False
+            text = run_view.show_listing(entries)
+        else:
+            view = run_view.look(index.find(given.run))
+            answer, is_final, text = view.as_dict(), view.is_final, view.show()
+        if given.json:
+            say_json(answer)
+        else:
+            again = given.watch and sys.stdout.isatty()
+            say(f"{_CLEAR if again else ''}{text}")
+        if is_final or not given.watch:
+            return 0
+        time.sleep(WATCH_S)
+
+
+def _logs(given: Arguments) -> int:
+    job = _index().find(given.run)
+    engine = engine_named(job.engine)
+    if given.follow:
+        run_logs.follow(job, rank=given.rank, ended=lambda: run_view.look(job).is_final, say=say)
+        return 0
+    lines = run_logs.show(
+        job, engine=engine, attempt=given.attempt, rank=given.rank, lines=given.lines
+    )
+    if given.json:
+        say_json({"run_id": job.run_id, "lines": list(lines)})
+        return 0
+    for line in lines:
+        say(line)
+    return 0
+
+
+def _explain(given: Arguments) -> int:
+    job = _index().find(given.run)
+    entries = Journal(job.job_dir).entries()
+    view = run_view.look(job)
+    if given.json:
+        told = [{**dataclasses.asdict(e), "told": story.told(e)} for e in entries]
+        summary = dataclasses.asdict(story.Summary.of(entries))
+        say_json({**view.as_dict(), "summary": summary, "events": told})
+        return 0
+    say("\n".join([f"Run {job.run_id} of job {job.spec.name}.", *story.tell(entries)]))
+    next_action = view.status.next_action if view.status else view.standing.detail
+    say(f"\nNow: {view.state}.{f' Next: {next_action}.' if next_action else ''}")
+    return 0
+
+
+def _cancel(given: Arguments) -> int:
+    job = _index().find(given.run)
+    return _done(given, job, steering.cancel(job, engine=engine_named(job.engine)))
+
+
+def _drain(given: Arguments) -> int:
+    job = _index().find(given.run)
+    return _done(given, job, steering.drain(job, engine=engine_named(job.engine)))
+
+
+def _resume(given: Arguments) -> int:
+    job = _index().find(given.run)
+    standing = steering.resume(job, engine=engine_named(job.engine))
+    return _done(given, job, f"{job.run_id} goes on: {standing.state}.")
+
+
+_COMMANDS: Mapping[str, Callable[[Arguments], int]] = {
+    "validate": _validate,
+    "render": _render,
+    "submit": _submit,
+    "status": _status,
+    "logs": _logs,
+    "explain": _explain,
+    "cancel": _cancel,
+    "drain": _drain,
+    "resume": _resume,
+}
+
+
+def _for_terminals(text: str) -> str:
+    """Cuts what is no text for people (programs in base64), and only where people read it."""
+    if not sys.stdout.isatty():
+        return text
+    lines = text.splitlines()
+    return "\n".join(
+        line if len(line) <= _LONGEST else f"{line[:60]}... ({len(line)} characters)"
+        for line in lines
+    )
+
+
+def _index() -> RunIndex:
+    return RunIndex.of(os.environ)
+
+
+def _checked(given: Arguments, *, slow: bool = True) -> Validated:
+    options = Options(
+        engine=given.engine, index=_index(), run_id=given.run_id, job_dir=given.job_dir
+    )
+    return validate(pathlib.Path(given.job), options=options, slow=slow)
+
+
+def _refused(given: Arguments, report: Report) -> bool:
+    """Says what is wrong before a submission, and whether it keeps the job from it."""
+    if report.errors and given.json:
+        say(report.as_json())
+    else:
+        for finding in report.findings:
+            if finding.verdict in (Verdict.ERROR, Verdict.WARNING):
+                remark(f"{finding.verdict}: {finding.about}: {finding.message}")
+        if report.errors:
+            remark("Nothing was submitted.")
+    return bool(report.errors)
+
+
+def _what_next(one: Submitted) -> str:
+    job, standing = one.job, one.standing
+    done = {
+        "new": f"Submitted {job.run_id} to {job.engine}",
+        "again": f"{job.run_id} goes on, on {job.engine}",
+        "already": f"{job.run_id} is there already; nothing was changed",
+    }[one.how]
+    named = standing.engine_id and one.how != "already"
+    engine_id = f" as {standing.engine_id}" if named else ""
+    detail = f" ({standing.detail})" if standing.detail else ""
+    lines = [f"{done}{engine_id}: {standing.state}{detail}."]
+    if standing.state is not EngineState.ENDED:
+        for command in ("status", "logs", "explain", "cancel"):
+            lines.append(f"  {arguments.PROGRAM} {command} {job.run_id}")
+    return "\n".join(lines)
+
+
+def _as_dict(one: Submitted) -> dict[str, object]:
+    return {
+        "run_id": one.job.run_id,
+        "how": one.how,
+        "job_dir": one.job.job_dir,
+        "run_dir": one.job.spec.checkpoint.root,
+        "engine": one.job.engine,
+        "standing": dataclasses.asdict(one.standing),
+    }
+
+
+def _done(given: Arguments, job: Job, text: str) -> int:
+    if given.json:
+        say_json({"run_id": job.run_id, "done": given.command, "message": text})
+    else:
+        say(text)
+    return 0
+
+
+def _failed(given: Arguments, message: str, *, code: ExitCode) -> int:
+    if given.json:
+        say_json({"error": message, "exit_code": int(code)})
+    else:
+        remark(message)
+    return int(code)
+
+
+def _of_files(error: OSError) -> str:
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror or error}."
+
+
+def _reader_left() -> int:
+    """Whoever read the output has closed it (``| head``); what is left of it goes nowhere."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

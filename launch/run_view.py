@@ -1,0 +1,213 @@
+"""How a run stands, for people and for machines: ``status``."""
+
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from launch.console import ago, clock, table
+from launch.engines.engine import EngineError, EngineState, Standing, engine_named
+from launch.orders import RankState
+from launch.records import ContractError
+from launch.run_index import RunEntry, RunIndex, UnknownRunError
+from launch.run_status import RunStatus
+from launch.spec import Job
+
+_FRESH_S = 30.0
+_RANKS = 8
+_REASONS = 3
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunView:
+    """A run as supervisor and engine see it.
+
+    Attributes:
+      job: the run.
+      status: what its supervisor wrote last; None before it did, or where there is none.
+      standing: what its engine says.
+      now: seconds since 1970 of looking.
+    """
+
+    job: Job
+    status: RunStatus | None
+    standing: Standing
+    now: float
+
+    @property
+    def state(self) -> str:
+        """One word: the supervisor's while it lives or has ended, else the engine's."""
+        alive = self.standing.state in (EngineState.RUNNING, EngineState.UNKNOWN)
+        if self.status is not None and (self.status.state.is_final or alive):
+            return str(self.status.state)
+        return str(self.standing.state)
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing more happens by itself."""
+        ended = self.standing.state in (EngineState.ENDED, EngineState.HELD)
+        return ended or (self.status is not None and self.status.state.is_final)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns plain values."""
+        return {
+            "run_id": self.job.run_id,
+            "state": self.state,
+            "engine": self.job.engine,
+            "job_dir": self.job.job_dir,
+            "run_dir": self.job.spec.checkpoint.root,
+            "standing": dataclasses.asdict(self.standing),
+            "status": None if self.status is None else dataclasses.asdict(self.status),
+        }
+
+    def show(self) -> str:
+        """Returns the lines that a person sees."""
+        rows = [(f"{name}:", text) for name, text in self._rows() if text]
+        width = max(len(name) for name, _ in rows)
+        return "\n".join(f"{name.ljust(width)}  {text}" for name, text in rows)
+
+    def _rows(self) -> Iterator[tuple[str, str]]:
+        job, status = self.job, self.status
+        yield "run", f"{job.run_id}, {self.state}{self._code()}"
+        yield "job", _what(job)
+        engine_id = f" {self.standing.engine_id}" if self.standing.engine_id else ""
+        detail = f": {self.standing.detail}" if self.standing.detail else ""
+        yield "engine", f"{job.engine}{engine_id}, {self.standing.state}{detail}"
+        if status is not None:
+            yield "progress", _progress(status)
+            yield "hosts", _hosts(status)
+            yield from (("rank", line) for line in rank_lines(status.ranks))
+            for reason in status.reasons[-_REASONS:]:
+                where = f"rank {reason.rank} on {reason.host}: " if reason.rank is not None else ""
+                text = f"{reason.cause}, {reason.message}"
+                yield f"attempt {reason.attempt}", f"ended with {reason.code}, {where}{text}"
+            yield "next", status.next_action
+            yield "written", self._age(status)
+        yield "folder", job.job_dir
+
+    def _code(self) -> str:
+        code = self.status.exit_code if self.status else self.standing.exit_code
+        return "" if code is None else f" with {code}"
+
+    def _age(self, status: RunStatus) -> str:
+        age = self.now - status.time
+        if status.state.is_final:
+            return clock(status.time)
+        late = " (its supervisor may be gone)" if age > _FRESH_S else ""
+        return f"{ago(age)} ago by process {status.pid} on {status.supervisor_host}{late}"
+
+
+def look(job: Job) -> RunView:
+    """Returns how a run stands.
+
+    Raises:
+      ContractError: its status cannot be read.
+    """
+    standing = engine_named(job.engine).standing(job)
+    return RunView(job=job, status=RunStatus.read(job.job_dir), standing=standing, now=time.time())
+
+
+def rank_lines(ranks: Sequence[RankState]) -> list[str]:
+    """Returns a line for each process, or for those that lag behind where there are many."""
+    shown: Sequence[RankState] = ranks
+    note = ""
+    if len(ranks) > _RANKS:
+        shown = sorted(
+            ranks, key=lambda rank: (-1 if rank.step is None else rank.step, -rank.idle_s)
+        )
+        shown, note = shown[:_RANKS], f"... and {len(ranks) - _RANKS} more, not behind these"
+    lines = [
+        f"{rank.rank} on {rank.host}: {rank.phase or 'no word yet'}"
+        f"{'' if rank.step is None else f', step {rank.step}'}, got on {ago(rank.idle_s)} ago"
+        for rank in shown
+    ]
+    return [*lines, *([note] if note else [])]
+
+
+def listing(index: RunIndex, *, most: int) -> list[dict[str, Any]]:
+    """Returns the newest runs that were submitted from this account.
+
+    The engine is asked only of those whose supervisor is silent.
+    """
+    return [_entry(entry, index) for entry in index.entries()[:most]]
+
+
+def show_listing(entries: Sequence[dict[str, Any]]) -> str:
+    """Returns the lines that a person sees."""
+    if not entries:
+        return "No run was submitted from this account. python -m launch.main submit --help"
+    now = time.time()
+    rows = [("run", "state", "engine", "attempt", "step", "loss", "submitted", "last reason")]
+    for entry in entries:
+        loss = entry["loss"]
+        rows.append(
+            (
+                entry["run_id"],
+                entry["state"],
+                entry["engine"],
+                _text(entry["attempt"]),
+                _text(entry["step"]),
+                "" if loss is None else f"{loss:.4g}",
+                f"{ago(now - entry['submitted'])} ago",
+                entry["reason"],
+            )
+        )
+    return "\n".join(table(rows))
+
+
+def _entry(entry: RunEntry, index: RunIndex) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "run_id": entry.run_id,
+        "engine": entry.engine,
+        "submitted": entry.submitted,
+        "job_dir": entry.job_dir,
+    }
+    try:
+        job, status = index.find(entry.run_id), RunStatus.read(entry.job_dir)
+        state = _quick_state(job, status)
+    except (UnknownRunError, ContractError, EngineError) as error:
+        status, state = None, "unknown"
+        found["problem"] = str(error)
+    found |= {"state": state, "attempt": None, "step": None, "loss": None, "reason": ""}
+    if status is not None:
+        last = status.reasons[-1] if status.reasons else None
+        found |= {"attempt": status.attempt, "step": status.step, "loss": status.loss}
+        found["reason"] = f"{last.code} {last.cause}" if last else ""
+    return found
+
+
+def _quick_state(job: Job, status: RunStatus | None) -> str:
+    if status is not None and (status.state.is_final or time.time() - status.time < _FRESH_S):
+        return str(status.state)
+    return look(job).state
+
+
+def _what(job: Job) -> str:
+    spec = job.spec
+    need = spec.resources
+    hosts = f"{need.hosts} x {need.per_host} {need.accelerator}"
+    return f"{spec.name} of {spec.owner.user} ({spec.owner.team}), {hosts}, {spec.priority}"
+
+
+def _progress(status: RunStatus) -> str:
+    parts = [f"attempt {status.attempt}"] if status.attempt else []
+    parts += [str(status.phase)] if status.phase else []
+    parts += [f"step {status.step}"] if status.step is not None else []
+    parts += [f"loss {status.loss:.6g}"] if status.loss is not None else []
+    parts += [f"saved step {status.saved_step}"] if status.saved_step is not None else []
+    return ", ".join(parts)
+
+
+def _hosts(status: RunStatus) -> str:
+    named = [("", status.hosts), ("spare: ", status.spares), ("avoided: ", status.excluded)]
+    return "; ".join(f"{what}{_few(names)}" for what, names in named if names)
+
+
+def _few(names: Sequence[str]) -> str:
+    if len(names) <= _RANKS:
+        return ", ".join(names)
+    return f"{', '.join(names[:_RANKS])} ... ({len(names)})"
+
+
+def _text(value: int | None) -> str:
+    return "" if value is None else str(value)
