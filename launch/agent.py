@@ -244,10 +244,8 @@ class HostAgent:
             local_rank=place.local_rank, local_size=len(self._places)
         )
         trial = {"LAUNCH_TRIAL": str(self.job.trial)} if spec.trials > 1 else {}
-        fabric_variables = fabric.variables(spec.resources)
-        return {**mine, **fabric_variables, **spec.workload.env, **foreign, **trial} | dict(
-            self._secrets.variables
-        )
+        theirs = fabric.environment(spec)
+        return {**mine, **theirs, **foreign, **trial} | dict(self._secrets.variables)
 
 
 def attempt_folder(job: Job, attempt: int) -> pathlib.Path:
@@ -261,16 +259,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--host", help="Name of this host in the orders.")
     which.add_argument("--host_variable", help="Environment variable that holds that name.")
+    parser.add_argument("--job_file", help="job.json, where it is not in the orders' folder.")
     arguments = parser.parse_args(argv)
     host = arguments.host or os.environ[arguments.host_variable]
-    return _Service(host).run()
+    return _Service(host, job_file=arguments.job_file).run()
 
 
 class _Service:
     """Connects a `HostAgent` to stdin, stdout and signals."""
 
-    def __init__(self, host: str) -> None:
-        self._host = host
+    def __init__(self, host: str, *, job_file: str | None) -> None:
+        self._host, self._job_file = host, job_file
         self._input = LineReader(0)
         self._agent: HostAgent | None = None
         self._heard = time.monotonic()
@@ -313,7 +312,7 @@ class _Service:
 
     def _begin(self, line: str) -> None:
         orders = Orders.from_json(line, source="orders")
-        path = pathlib.Path(orders.job_dir) / "job.json"
+        path = pathlib.Path(self._job_file or f"{orders.job_dir}/job.json")
         job = Job.from_json(path.read_text(), source=str(path))
         self._agent = HostAgent(job, orders, host=self._host, emit=_write)
         self._agent.start()
@@ -340,7 +339,7 @@ class _Service:
 def _write(event: Event) -> None:
     """Reports; where nobody reads any more there is nobody to tell."""
     data = event.to_json().encode() + b"\n"
-    with contextlib.suppress(BrokenPipeError):
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         while data:
             data = data[os.write(1, data) :]
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 
 from launch import classify
 from launch.classify import Evidence, Fault
-from launch.engines.engine import Gang
+from launch.engines.engine import AgentProcess, Gang
 from launch.exit_codes import ExitCode
 from launch.lines import LineReader
 from launch.orders import Command, Event, EventKind, Host, Orders, RankState, Verb
@@ -352,7 +352,7 @@ def _unsaved(reason: Reason, grace_s: float, *, stop: Stop) -> Reason:
 class _Channel:
     """The pipes of one started process."""
 
-    def __init__(self, process: subprocess.Popen[bytes], *, hosts: set[str]) -> None:
+    def __init__(self, process: AgentProcess, *, hosts: set[str]) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
         self._process, self._stdin = process, process.stdin

@@ -68,9 +68,9 @@ class Health:
     def check(self) -> list[Finding]:
         """Returns what has come up since the last call."""
         found = [*self._log.findings(), *(self._smi.findings() if self._smi else []), *self._disk()]
-        new = [finding for finding in found if finding.message not in self._said]
-        self._said |= {finding.message for finding in new}
-        return new
+        new = {each.message: each for each in found if each.message not in self._said}
+        self._said |= set(new)
+        return list(new.values())
 
     def _disk(self) -> list[Finding]:
         now = time.monotonic()

@@ -21,6 +21,8 @@ class LineReader:
                 more = os.read(self._descriptor, 65536)
             except BlockingIOError:
                 break
+            except ConnectionResetError:  # a socket's way to say that the other side has died
+                more = b""
             if not more:
                 ended = True
                 break

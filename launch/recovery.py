@@ -121,6 +121,10 @@ class History:
             excluded = {**self.excluded, **dict.fromkeys(details["exclude"], entry.time)}
             stalled = 0 if details["exclude"] else self.stalled  # something has changed
             return dataclasses.replace(self, undecided=False, excluded=excluded, stalled=stalled)
+        if entry.event == "readmitted":
+            gone = set(details["hosts"])
+            left = {host: at for host, at in self.excluded.items() if host not in gone}
+            return dataclasses.replace(self, excluded=left)
         if entry.event in ("done", "failed", "held", "stopped"):
             return dataclasses.replace(self, final=details["code"], undecided=False)
         if entry.event == "resumed":

@@ -43,7 +43,7 @@ NONE = SecretValues({}, ())
 def read(secrets: Sequence[Secret], *, folder: pathlib.Path) -> SecretValues:
     """Reads secrets; those of form FILE are written to ``folder``, readable by this user only.
 
-    References k8s: are skipped: Kubernetes has put them where they belong.
+    References k8s: are only read to be hidden: Kubernetes has put them where they belong.
 
     Raises:
       SecretError: one is missing, or a file that others may read.
@@ -52,6 +52,7 @@ def read(secrets: Sequence[Secret], *, folder: pathlib.Path) -> SecretValues:
     for secret in secrets:
         kind, _, where = secret.ref.partition(":")
         if kind == "k8s":
+            values.extend(_placed(secret))
             continue
         value = _from_file(secret.ref, where) if kind == "file" else _from_variable(secret, where)
         values.append(value)
@@ -81,6 +82,14 @@ def _from_variable(secret: Secret, where: str) -> str:
         raise SecretError(
             f"Secret {secret.ref}: variable {where} is not set on this host."
         ) from None
+
+
+def _placed(secret: Secret) -> list[str]:
+    """Returns what Kubernetes has given to this container; nothing where it has not."""
+    if secret.form is SecretForm.ENV:
+        return [os.environ[secret.name]] if secret.name in os.environ else []
+    path = pathlib.Path(os.environ.get(f"{secret.name}_FILE", ""))
+    return [path.read_text(encoding="utf-8", errors="replace")] if path.is_file() else []
 
 
 def _write(folder: pathlib.Path, name: str, value: str) -> pathlib.Path:

@@ -369,8 +369,8 @@ def supervise(job_dir: str) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda which, frame: signals.append(which))
     engine = engine_named(job.engine)
-    gang: Gang = engine.gang(job)  # type: ignore[attr-defined]  # only supervised ones come here
     try:
+        gang: Gang = engine.gang(job)  # type: ignore[attr-defined]  # only supervised ones come
         return Supervisor(job, gang, interrupted=lambda: bool(signals)).run()
     except EngineError as error:
         print(f"The engine cannot be used: {error}", file=sys.stderr)  # noqa: T201

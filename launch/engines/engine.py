@@ -1,14 +1,13 @@
 """What an engine is: one file that turns a job into an engine's own objects, and one line here.
 
 An engine allocates, queues, shares and places; Lockstep renders, supervises and recovers. Engines
-whose allocation runs the supervisor (local, Slurm) also give it a `Gang`; where the engine's own
-controller restarts processes (Kubernetes), the agents run without a supervisor.
+whose allocation runs the supervisor also give it a `Gang`: this machine, a batch job's nodes, or
+the pods of a set, where the engine's own controller is only needed to get other hosts.
 """
 
 import dataclasses
 import enum
 import importlib
-import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -109,6 +108,38 @@ class Engine(Protocol):
         """Returns the processes' output where only the engine has it; None: it is in job_dir."""
 
 
+class Pipe(Protocol):
+    """One end of a pipe or a connection."""
+
+    def fileno(self) -> int:
+        """Returns its descriptor."""
+
+    def close(self) -> None:
+        """Closes it."""
+
+
+class AgentProcess(Protocol):
+    """What starts an agent, or stands for one: as much of subprocess.Popen as is used of it."""
+
+    @property
+    def stdin(self) -> Pipe | None:
+        """What the agent reads."""
+
+    @property
+    def stdout(self) -> Pipe | None:
+        """What the agent writes."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Returns when it has ended.
+
+        Raises:
+          subprocess.TimeoutExpired: it has not in time.
+        """
+
+    def kill(self) -> None:
+        """Ends it."""
+
+
 class Gang(Protocol):
     """The side that the supervisor uses, inside an allocation.
 
@@ -127,7 +158,7 @@ class Gang(Protocol):
     def notice(self) -> str | None:
         """Returns why the engine wants the allocation back; None while it does not."""
 
-    def start(self, orders: Orders) -> Sequence[subprocess.Popen[bytes]]:
+    def start(self, orders: Orders) -> Sequence[AgentProcess]:
         """Starts an agent on each host of ``orders``.
 
         Returns:

@@ -6,6 +6,7 @@ is the extra ``kubernetes``, and rendering does without it.
 
 import functools
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -178,13 +179,18 @@ class Api:
     @functools.cached_property
     def _client(self) -> Any:
         client, config = _package()
+        configuration = client.Configuration()
+        # looked up here, as the package looks only once, when it is imported
+        file = os.environ.get("KUBECONFIG") or os.path.expanduser("~/.kube/config")
         try:
-            config.load_config()
+            if "KUBERNETES_SERVICE_HOST" in os.environ and not os.path.exists(file):
+                config.load_incluster_config(client_configuration=configuration)
+            else:
+                config.load_kube_config(config_file=file, client_configuration=configuration)
         except config.ConfigException as error:
             raise EngineError(
                 f"No way to a cluster is configured ({error}). Set KUBECONFIG, or run in a pod."
             ) from None
-        configuration = client.Configuration.get_default_copy()
         configuration.retries = 2
         return client.ApiClient(configuration)
 

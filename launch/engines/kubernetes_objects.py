@@ -37,19 +37,12 @@ def exit_codes(classes: Iterable[RetryClass]) -> list[int]:
 
 
 def max_restarts(budgets: Budgets) -> int:
-    """Returns how many failures JobSet answers with a restart: of all classes together.
+    """Returns how many failures JobSet answers with a restart.
 
-    JobSet has one counter, so that this is the upper bound; each class's own limit is kept in the
-    pods, which know what the run has been through.
+    They are those of hosts. Everything else is restarted by the run's supervisor inside pods that
+    stay, each class within its own budget; JobSet has one counter for all.
     """
-    return (
-        budgets.infrastructure
-        + budgets.hang
-        + budgets.exception
-        + budgets.signal
-        + budgets.numerics
-        + budgets.corruption
-    )
+    return budgets.infrastructure
 
 
 def objects(job: Job) -> dict[str, Sequence[Object]]:

@@ -11,7 +11,16 @@ from typing import Any
 
 from launch import fabric
 from launch.engines import kubernetes_names as names
-from launch.spec import Job, JobSpec, Placement, Secret, SecretForm, SpotUse, TopologyLevel
+from launch.spec import (
+    Job,
+    JobSpec,
+    Placement,
+    Seconds,
+    Secret,
+    SecretForm,
+    SpotUse,
+    TopologyLevel,
+)
 
 AGENT_END_S = 15
 """Given to the agent beyond the processes' grace: it kills what is left, and says how it ended."""
@@ -45,16 +54,16 @@ def mount_path(spec: JobSpec) -> str:
 def in_pod(job: Job) -> Job:
     """Returns the job as its pods read it.
 
-    Folders that no pod has become the pod's own; variables and secrets, which Kubernetes gives to
-    the container itself, are left out.
+    Folders that no pod has become the pod's own. The longest time is Kueue's to watch over: pods
+    that end by themselves before would be started again where they were.
     """
     mount = mount_path(job.spec)
-    workload = dataclasses.replace(job.spec.workload, env={})
+    runtime = dataclasses.replace(job.spec.runtime, max_walltime_s=Seconds(0.0))
     return dataclasses.replace(
         job,
         job_dir=job.job_dir if _is_below(job.job_dir, mount) else f"{names.STATE_DIR}/job",
         code_dir=job.code_dir if _is_below(job.code_dir, mount) else ".",
-        spec=dataclasses.replace(job.spec, workload=workload, secrets=()),
+        spec=dataclasses.replace(job.spec, runtime=runtime),
     )
 
 
@@ -181,24 +190,25 @@ def _resources(spec: JobSpec) -> Object:
 
 def _env(job: Job) -> list[Object]:
     """Returns the container's variables: ours, the job file's, secrets, the pod's place."""
-    plain = {"PYTHONUNBUFFERED": "1", **fabric.environment(job.spec)}
+    plain = {
+        "PYTHONUNBUFFERED": "1",
+        "LOCKSTEP_STATE": names.STATE_DIR,
+        "LOCKSTEP_COORDINATOR_HOST": names.coordinator_host(job),
+        **fabric.environment(job.spec),
+    }
     found: list[Object] = [
         {"name": name, "value": names.literal(value)} for name, value in plain.items()
     ]
     for secret in job.spec.secrets:
         found.append(_secret_variable(secret))
     for name, path in {
-        "LOCKSTEP_POD": "metadata.name",
         "LOCKSTEP_NODE": "spec.nodeName",
-        "LOCKSTEP_POD_UID": "metadata.uid",
         "LOCKSTEP_SET_UID": f"metadata.labels['{names.JOBSET_UID_LABEL}']",
         "LOCKSTEP_RESTART": f"metadata.labels['{names.RESTART_LABEL}']",
         "LOCKSTEP_SLICE": f"metadata.labels['{names.JOB_INDEX_LABEL}']",
     }.items():
         found.append({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}})
-    # JOB_COMPLETION_INDEX is set by Kubernetes itself in pods of an indexed Job
-    found.append({"name": "LOCKSTEP_COORDINATOR_HOST", "value": names.coordinator_host(job)})
-    return found
+    return found  # JOB_COMPLETION_INDEX is Kubernetes' own, in pods of an indexed Job
 
 
 def _secret_variable(secret: Secret) -> Object:

@@ -53,11 +53,15 @@ class FakeRun:
       folder: job folder and run directory.
       spec: the job.
       steps: its length.
+      home: where the queue for devices is; empty: in the run's own folder.
+      devices: how many devices this machine is said to have.
     """
 
     folder: pathlib.Path
     spec: JobSpec
     steps: int
+    home: str = ""
+    devices: int = 64
     processes: list[subprocess.Popen[bytes]] = dataclasses.field(default_factory=list)
 
     @property
@@ -96,12 +100,14 @@ class FakeRun:
     def environ(self) -> dict[str, str]:
         state = self.folder / "state"
         state.mkdir(parents=True, exist_ok=True)
+        (self.folder / "kernel.log").touch()
         return {
             **os.environ,
             "PYTHONPATH": str(REPOSITORY),
-            "LOCKSTEP_HOME": str(self.folder / "home"),
+            "LOCKSTEP_HOME": self.home or str(self.folder / "home"),
             "LOCKSTEP_STATE": str(state),
-            "LOCKSTEP_LOCAL_DEVICES": "64",
+            "LOCKSTEP_LOCAL_DEVICES": str(self.devices),
+            "LOCKSTEP_MIN_RUN_S": "0",
             "LOCKSTEP_KERNEL_LOG": str(self.folder / "kernel.log"),
         }
 

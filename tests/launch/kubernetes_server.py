@@ -1,4 +1,4 @@
-"""An API server small enough for tests: stores objects, lists by label, merges patches, on loopback.
+"""An API server small enough for tests: stores objects, lists by label, merges patches.
 
 It knows the few paths that the engine uses, refuses objects that a real server would refuse (see
 kubernetes_schemas), and does of the controllers' work only what deletion needs. Transitions that
@@ -182,10 +182,9 @@ class ApiServer:
         """Removes an object and what it owns, all the way down."""
         gone = self.objects.pop(key)
         for other, obj in list(self.objects.items()):
-            owners = obj["metadata"].get("ownerReferences", [])
-            if any(owner["uid"] == gone["metadata"]["uid"] for owner in owners):
-                if other in self.objects:
-                    self._delete(other)
+            owners = [owner["uid"] for owner in obj["metadata"].get("ownerReferences", [])]
+            if gone["metadata"]["uid"] in owners and other in self.objects:
+                self._delete(other)
         return {"kind": "Status", "apiVersion": "v1", "status": "Success"}
 
     def _log(self, name: str) -> str:

@@ -29,6 +29,9 @@ ORDINARY_USER = 65534
 COMMANDS = ("sbatch", "scontrol", "squeue", "scancel", "sinfo", "srun", "sacct", "sacctmgr")
 LIMIT_S = 60.0
 
+USABLE = {"idle", "allocated"}
+"""States of a node that needs no mending."""
+
 
 def wait_until[T](
     look: Callable[[], T], *, what: str, limit_s: float = LIMIT_S, every_s: float = 0.05
@@ -65,6 +68,7 @@ class Lab:
         self.controller = Machine(name="ctl", number=254, folder=run)
         self.nodes = tuple(Machine(name=f"n{i}", number=i, folder=run) for i in range(1, 5))
         self._lifelines: dict[str, subprocess.Popen[str]] = {}
+        self._cut: set[str] = set()
 
     @property
     def conf(self) -> pathlib.Path:
@@ -129,9 +133,13 @@ class Lab:
     def reset(self) -> None:
         """Undoes what a test did: jobs, cut links, dead nodes, a dead controller."""
         self.start_controller()
+        usable = {name for name, state in self.node_states().items() if state in USABLE}
         for node in self.nodes:
+            if node.name in self._cut or node.name not in usable:
+                # What waits there for a connection that is gone would wait for minutes.
+                self.power_off(node.name)
             self.power_on(node.name)
-            self.mend(node.name)
+        self._cut.clear()
         self.run(["scancel", "--state=PENDING", "--user=root,nobody"], check=False)
         self.run(["scancel", "--user=root,nobody"], check=False)
         wait_until(lambda: not self.run(["squeue", "-h"]).stdout.strip(), what="an empty queue")
@@ -148,7 +156,7 @@ class Lab:
 
     def _all_usable(self) -> bool:
         states = self.node_states()
-        if len(states) == len(self.nodes) and set(states.values()) <= {"idle", "allocated"}:
+        if len(states) == len(self.nodes) and set(states.values()) <= USABLE:
             return True
         # A node that does not answer yet (*) comes back by itself.
         for name, state in states.items():
@@ -184,6 +192,7 @@ class Lab:
 
     def cut(self, name: str) -> None:
         """Cuts a node's link; its processes go on."""
+        self._cut.add(name)
         set_link(self.node(name), hub=self.controller, up=False)
 
     def mend(self, name: str) -> None:

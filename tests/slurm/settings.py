@@ -42,7 +42,8 @@ def slurm_conf(
         f"SlurmdTimeout={SLURMD_TIMEOUT_S}",
         "SlurmctldTimeout=10",
         f"KillWait={KILL_WAIT_S}",
-        "UnkillableStepTimeout=20",
+        # A step daemon behind a cut link holds on for a minute; sooner than that, its node drains.
+        "UnkillableStepTimeout=120",
         "InactiveLimit=0",
         "MinJobAge=300",
         # 1: a node that was lost comes back by itself; one that a person set down does not.
