@@ -80,6 +80,8 @@ def checkpoint(job: Job, *, given: bool) -> Iterator[Finding]:
     """
     root = job.spec.checkpoint.root
     if not is_here(root, engine=job.engine):
+        if "://" in root and job.spec.is_trainer:
+            return  # the trainer is asked
         where = "an object store" if "://" in root else "a volume of the cluster"
         yield findings.info("checkpoint", f"{root} is not looked at: {where}.")
         return
