@@ -14,6 +14,8 @@ import yaml
 
 from tests.launch.kubernetes_jobs import HOSTILE
 
+pytestmark = pytest.mark.slow
+
 REPOSITORY = pathlib.Path(__file__).parents[2]
 WAITS = (
     "import os, signal, sys\n"
