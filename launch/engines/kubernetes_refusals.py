@@ -74,10 +74,11 @@ def _elasticity(spec: JobSpec) -> Iterator[str]:
             "go on with fewer hosts, cancel, change resources.hosts and submit with the same "
             "checkpoint.root; the checkpoint fits any size."
         )
-    if spec.recovery.spares:
+    if spec.recovery.spares and spec.topology.slices > 1:
         yield (
-            f"recovery.spares is {spec.recovery.spares}, but a JobSet has no idle hosts: use 0. "
-            "Lost pods get new nodes from Kueue."
+            f"recovery.spares is {spec.recovery.spares}, but topology.slices is "
+            f"{spec.topology.slices}: a spare of one slice is of no use to another. Use 0; lost "
+            "pods get new nodes from Kueue."
         )
     if spec.resources.hosts % spec.topology.slices:
         yield (

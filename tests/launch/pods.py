@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from launch.engines.kubernetes_names import pod_count
 from launch.journal import Journal
 from launch.spec import Job
 from tests.launch import kubernetes_jobs as jobs
@@ -38,11 +39,11 @@ class Pods:
         """Starts all pods of an incarnation."""
         self.processes = [
             self._start(index, uid=uid, restart=restart)
-            for index in range(self.job.spec.resources.hosts)
+            for index in range(pod_count(self.job.spec))
         ]
 
     def _start(self, index: int, *, uid: str, restart: int) -> subprocess.Popen[bytes]:
-        each = self.job.spec.resources.hosts // self.job.spec.topology.slices
+        each = pod_count(self.job.spec) // self.job.spec.topology.slices
         state = self.folder / f"state{index}"
         state.mkdir(exist_ok=True)
         variables = {

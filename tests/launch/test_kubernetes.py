@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from launch.control import Control, Want
 from launch.engines import kubernetes as engine_module
 from launch.engines import kubernetes_names as names
 from launch.engines.engine import EngineError, EngineState, engine_named
@@ -132,8 +133,6 @@ def test_a_job_is_submitted_once(cluster: Cluster, job: Job) -> None:
     assert uid(job) == before
     assert cluster.names("ConfigMap") == [f"{RUN}-agent", f"{RUN}-job"]
     assert cluster.names("NetworkPolicy") == [RUN]
-    kept = pathlib.Path(job.job_dir) / "rendered"
-    assert {p.name: p.read_text() for p in kept.iterdir()} == dict(engine.render(job).files)
 
 
 def test_what_a_submission_left_half_done_is_completed(cluster: Cluster, job: Job) -> None:
@@ -298,8 +297,24 @@ def test_cancel_leaves_nothing_and_can_be_said_twice(cluster: Cluster, job: Job)
     assert cluster.names("JobSet") == []
     Kubernetes().cancel(job)
     found = Kubernetes().standing(job)
-    assert found.state is EngineState.ENDED
+    assert found.state is EngineState.UNKNOWN
     assert "no JobSet" in found.detail
+    assert found == Kubernetes().standing(job)
+
+
+@pytest.mark.parametrize(
+    ("want", "state"), [(Want.DRAIN, EngineState.HELD), (Want.CANCEL, EngineState.ENDED)]
+)
+def test_a_set_that_a_person_has_ended_is_told_from_one_that_never_was(
+    cluster: Cluster, job: Job, want: Want, state: EngineState
+) -> None:
+    pathlib.Path(job.job_dir).mkdir()
+    Kubernetes().submit(job)
+    Control(want=want, by="ada", time=0.0).write(job.job_dir)
+    assert Kubernetes().standing(job).state is EngineState.QUEUED
+    Kubernetes().cancel(job)
+    assert Kubernetes().standing(job).state is state
+    assert Kubernetes().release(job).state is EngineState.QUEUED
 
 
 def test_a_held_set_is_given_back_to_kueue(cluster: Cluster, job: Job) -> None:

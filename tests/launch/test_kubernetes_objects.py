@@ -308,6 +308,10 @@ def test_topology_becomes_kueues_annotations(topology: Topology, expected: dict[
     assert found == expected
 
 
+def test_spares_are_pods_of_the_set() -> None:
+    assert child(jobs.spec(recovery=Recovery(spares=2)))["parallelism"] == 4
+
+
 def test_slices_are_jobs_and_hosts_are_pods() -> None:
     spec = jobs.spec(resources=SIXTEEN, topology=dataclasses.replace(RACKS, slices=2))
     (replicated,) = jobset(spec)["spec"]["replicatedJobs"]
@@ -423,6 +427,8 @@ def test_pods_read_the_job_without_folders_that_they_have_not() -> None:
     assert here.spec == jobs.spec()
     claim = read(jobs.job(jobs.on_a_claim(), job_dir="/runs/team/train", code_dir="/runs/code"))
     assert (claim.job_dir, claim.code_dir) == ("/runs/team/train", "/runs/code")
+    elsewhere = read(jobs.job(jobs.on_a_claim()))
+    assert elsewhere.job_dir == "/runs/team/train", "the run directory outlives pods"
     mounts = {m["name"]: m["mountPath"] for m in container(jobs.on_a_claim())["volumeMounts"]}
     assert mounts["runs"] == "/runs"
 

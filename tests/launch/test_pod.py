@@ -169,6 +169,17 @@ def test_pods_that_never_come_are_waited_for_only_so_long(
     assert "1 of 2 pods have started" in run.output(0)
 
 
+def test_a_spare_takes_the_place_of_a_host_that_fails_again(
+    started: Any, tmp_path: pathlib.Path
+) -> None:
+    program = WAIT + "sys.exit(85 if os.environ['LAUNCH_HOST_ID'] == 'node-1' else 0)"
+    recovery = Recovery(spares=1, exclude_after=2, backoff_s=0.0)  # type: ignore[arg-type]
+    run = started(program, recovery=recovery)
+    assert run.codes() == [0, 0, 0]
+    hosts = [each["hosts"] for each in run.events("attempt_planned")]
+    assert hosts == [["node-0", "node-1"], ["node-0", "node-1"], ["node-0", "node-2"]]
+
+
 def test_a_hang_is_named_and_answered_in_pods_that_stay(
     started: Any, tmp_path: pathlib.Path
 ) -> None:
