@@ -76,6 +76,7 @@ class Watch:
             return
         now = progress.monotonic_ns / 1e9
         if last is not None and _stands_still(last, progress):
+            self._last = progress  # a save was committed; the step did not get on
             return
         if last is not None and last.phase is progress.phase is Phase.STEP:
             steps = (progress.step or 0) - (last.step or 0)

@@ -71,6 +71,7 @@ class Participant:
         self.step: int | None = None
         self.saved_step: int | None = None
         self._leaving = threading.RLock()
+        self._writing = threading.Lock()
         self._last_acts: list[Callable[[], None]] = []
         self._progress: tuple[Phase, int] | None = None
         self._loss: float | None = None
@@ -127,16 +128,28 @@ class Participant:
         if same_phase and self._progress and now - self._progress[1] < _PROGRESS_EVERY_NS:
             return
         self._progress = phase, now
-        record = Progress(
-            attempt=self.attempt,
-            phase=phase,
-            step=self.step,
-            monotonic_ns=now,
-            saved_step=self.saved_step,
-            loss=self._loss,
-        )
-        path = contract.progress_path(self.environment.state_dir, rank=self.rank)
-        contract.replace_file(path, text=record.to_json())
+        self._write_progress()
+
+    def committed(self, step: int) -> None:
+        """A step is saved and counts; called from the thread that saves."""
+        self.saved_step = step
+        if self.environment is not None and self._progress is not None:
+            self._write_progress()
+
+    def _write_progress(self) -> None:
+        assert self.environment is not None
+        assert self._progress is not None
+        with self._writing:
+            record = Progress(
+                attempt=self.attempt,
+                phase=self._progress[0],
+                step=self.step,
+                monotonic_ns=time.monotonic_ns(),
+                saved_step=self.saved_step,
+                loss=self._loss,
+            )
+            path = contract.progress_path(self.environment.state_dir, rank=self.rank)
+            contract.replace_file(path, text=record.to_json())
 
     def finish(self, code: int, *, message: str) -> NoReturn:
         """Leaves in order: when all processes have come here, and with the service shut down."""

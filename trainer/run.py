@@ -103,10 +103,6 @@ def prepare(loaded: LoadedConfig, *, options: Options, participant: Participant)
     setup = with_data(program, shardings, loaded.run, options=options, participant=participant)
     options.clock.ended("data")
     train_step = compile_ahead(setup)
-
-    def committed(step: int) -> None:
-        participant.saved_step = step
-
     store = CheckpointStore(
         root,
         attempt=directory.attempt,
@@ -114,7 +110,7 @@ def prepare(loaded: LoadedConfig, *, options: Options, participant: Participant)
         coordination=participant.coordination,
         dataset_digest=setup.data.digest,
         staging=directory.local / "staging" if "://" in options.run_dir else None,
-        committed=committed,
+        committed=participant.committed,
     )
     participant.progress(Phase.RESTORE)
     state, position, step = resume(store, setup=setup)

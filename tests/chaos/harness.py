@@ -55,6 +55,7 @@ class FakeRun:
       steps: its length.
       home: where the queue for devices is; empty: in the run's own folder.
       devices: how many devices this machine is said to have.
+      patience_s: after which a wait has failed.
     """
 
     folder: pathlib.Path
@@ -62,6 +63,7 @@ class FakeRun:
     steps: int
     home: str = ""
     devices: int = 64
+    patience_s: float = PATIENCE_S
     processes: list[subprocess.Popen[bytes]] = dataclasses.field(default_factory=list)
 
     @property
@@ -95,7 +97,7 @@ class FakeRun:
 
     def run(self) -> int:
         """Runs to the end; returns the exit code."""
-        return self.start().wait(PATIENCE_S)
+        return self.start().wait(self.patience_s)
 
     def environ(self) -> dict[str, str]:
         state = self.folder / "state"
@@ -128,7 +130,7 @@ class FakeRun:
 
     def wait_for(self, what: Callable[[], Any]) -> Any:
         """Returns the first true answer."""
-        until = time.monotonic() + PATIENCE_S
+        until = time.monotonic() + self.patience_s
         while not (found := what()):
             assert time.monotonic() < until, self.story()
             time.sleep(0.02)

@@ -22,9 +22,9 @@ class StopsAt(Participant):
         super().__init__(None)
         self._at = step
 
-    def progress(self, phase: Phase, *, step: int | None = None) -> None:
+    def progress(self, phase: Phase, *, step: int | None = None, loss: float | None = None) -> None:
         """See Participant.progress."""
-        super().progress(phase, step=step)
+        super().progress(phase, step=step, loss=loss)
         if step is not None and step == self._at:
             self.preemption.received()
 

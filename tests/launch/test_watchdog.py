@@ -1,5 +1,7 @@
 """A stuck process is noticed within its limit, and a slow one is left alone."""
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -65,6 +67,13 @@ def test_fast_steps_do_not_make_it_nervous():
 def test_the_same_step_again_is_no_progress():
     watch = trained([1.0, 2.0])
     watch.saw(progress(50.0, Phase.STEP, 2))
+    assert watch.idle_s(50.0) == pytest.approx(48.0)
+
+
+def test_a_save_that_was_committed_is_known_and_no_progress():
+    watch = trained([1.0, 2.0])
+    watch.saw(dataclasses.replace(progress(50.0, Phase.STEP, 2), saved_step=2))
+    assert watch.last.saved_step == 2
     assert watch.idle_s(50.0) == pytest.approx(48.0)
 
 
