@@ -55,6 +55,17 @@ CLAIM = KubernetesOptions(volume_claim="runs")
             "3",
         ),
         ({"owner": Owner(team="My Team")}, "kubernetes.namespace", "set kubernetes.namespace"),
+        (
+            {"kubernetes": KubernetesOptions(node_selector={"pool": "a b"})},
+            "node_selector has 'pool': 'a b'",
+            "label",
+        ),
+        ({"kubernetes": KubernetesOptions(rack_label="my rack")}, "rack_label", "label"),
+        (
+            {"kubernetes": KubernetesOptions(resources={"rdma/ib": "many"})},
+            "'many' of 'rdma/ib'",
+            "efa",
+        ),
         ({"secrets": (Secret(name="A", ref="file:/x"),)}, "'file:/x'", "k8s:secret/key"),
         ({"workload": Workload(env={"a b": "x"})}, "'a b'", "name"),
         ({"workload": Workload(env={"LOCKSTEP_NODE": "x"})}, "LOCKSTEP_NODE", "another name"),
