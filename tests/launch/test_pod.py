@@ -123,7 +123,7 @@ def test_when_a_pod_dies_the_others_end_for_new_ones(
     run = started(WAIT + "time.sleep(60)", recovery=Recovery(watchdog=watchdog))
     run.wait_for(lambda: len(list(tmp_path.glob("up.*"))) == 2)
     victim = run.processes[index]
-    for child in [*pods._children(victim.pid), victim.pid]:
+    for child in [*pods.descendants(victim.pid), victim.pid]:
         os.kill(child, signal.SIGKILL)
     codes = run.codes()
     assert codes[index] == -signal.SIGKILL
