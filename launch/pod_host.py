@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Self
 
 from launch.agent import attempt_folder
+from launch.engines.kubernetes_names import pod_count
 from launch.exit_codes import ExitCode
 from launch.pod_link import Kind, LinkError, Message, connect, keep_alive
 from launch.pod_output import Output
@@ -62,9 +63,10 @@ class PodPlace:
             raise ContractError(f"{error.args[0]} is not set; is this a pod of a JobSet?") from None
         except ValueError as error:
             raise ContractError(f"A number of this pod is wrong: {error}") from None
-        each = job.spec.resources.hosts // job.spec.topology.slices
+        pods = pod_count(job.spec)
+        each = pods // job.spec.topology.slices
         index = slice_id * each + number
-        if not 0 <= index < job.spec.resources.hosts:
+        if not (0 <= number < each and 0 <= index < pods):
             raise ContractError(f"Pod {number} of slice {slice_id} is none of this run's pods.")
         host, _, domain = first.partition(".")
         stem = host.removesuffix("-0-0")
