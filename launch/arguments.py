@@ -22,7 +22,7 @@ something dies.
   drain RUN           save and stop, to go on later
   resume RUN          go on after drain, hold or failure
   cancel RUN          save and end
-  admin ...           for those who own the cluster
+  admin render TEAMS  for those who own a cluster: quotas, queues and accounts of the teams
 
 The smallest job file:
 
@@ -54,6 +54,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _job_commands(commands)
     _run_commands(commands)
+    _admin_commands(commands)
     return top
 
 
@@ -131,6 +132,26 @@ def _run_commands(commands: Any) -> None:
         "cancel": "Asks a run to save and ends it.",
     }.items():
         _run(_add(commands, name, text, [f"{name} quickstart-x7k2mn"]))
+
+
+def _admin_commands(commands: Any) -> None:
+    group = commands.add_parser(
+        "admin",
+        description="For those who own a cluster. Lockstep applies nothing of it.",
+    )
+    one = _add(
+        group.add_subparsers(dest="admin", metavar="COMMAND", required=True),
+        "render",
+        "Prints what gives teams their share of a cluster: Kueue's queues, cohort and flavors, or "
+        "Slurm's accounts and qualities of service. Read it, then apply it.",
+        [
+            "admin render configs/clusters/teams.yaml --engine=kubernetes",
+            "admin render configs/clusters/teams.yaml --engine=slurm --into=cluster",
+        ],
+    )
+    one.add_argument("teams", metavar="TEAMS.yaml", help="Who owns how much.")
+    one.add_argument("--engine", choices=["kubernetes", "slurm"], required=True)
+    one.add_argument("--into", metavar="FOLDER", help="Write the files there instead.")
 
 
 def _add(commands: Any, name: str, text: str, examples: Sequence[str]) -> argparse.ArgumentParser:

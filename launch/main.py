@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from launch import arguments, run_logs, run_view, steering, story, submission
+from launch import admin, arguments, run_logs, run_view, steering, story, submission
 from launch.console import remark, say, say_json
 from launch.engines.engine import EngineError, EngineState, engine_named
 from launch.exit_codes import ExitCode
@@ -23,7 +23,7 @@ from launch.snapshot import SnapshotError
 from launch.spec import Job
 from launch.spec_problems import SpecError
 from launch.steering import SteeringError
-from launch.submission import Submitted
+from launch.submission import Submitted, write_files
 from launch.validate import Validated, validate
 
 WATCH_S = 2.0
@@ -188,6 +188,22 @@ def _resume(given: Arguments) -> int:
     return _done(given, job, f"{job.run_id} goes on: {standing.state}.")
 
 
+def _admin(given: Arguments) -> int:
+    made = admin.render(pathlib.Path(given.teams), engine=given.engine)
+    command = shlex.join(made.command)
+    if given.into is not None:
+        write_files(made, folder=pathlib.Path(given.into))
+    if given.json:
+        say_json({"files": dict(made.files), "command": list(made.command)})
+    elif given.into is not None:
+        say(f"{len(made.files)} files are in {given.into}. Read them, then, there: {command}")
+    else:
+        for name, text in made.files.items():
+            say(f"# ---- {name}\n{text.rstrip()}")
+        say(f"# ---- applied with: {command}")
+    return 0
+
+
 _COMMANDS: Mapping[str, Callable[[Arguments], int]] = {
     "validate": _validate,
     "render": _render,
@@ -198,6 +214,7 @@ _COMMANDS: Mapping[str, Callable[[Arguments], int]] = {
     "cancel": _cancel,
     "drain": _drain,
     "resume": _resume,
+    "admin": _admin,
 }
 
 
