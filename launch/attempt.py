@@ -24,6 +24,7 @@ from launch.spec import Job
 
 _READY_S = 60.0
 _SETTLE_S = 5.0
+_SETTLE_KNOWN_S = 1.0
 _SETTLE_LOST_S = 0.5
 _STACKS_S = 6.0
 _ENDED_S = 15.0
@@ -217,7 +218,10 @@ class AttemptRun:
         if ended.code == ExitCode.DONE or (ended.code == ExitCode.PREEMPTED and self._stop):
             return
         self._trouble(ended.host, cause=ended.cause, message=ended.message, rank=ended.rank)
-        if self._kill_at is None and ended.cascade:
+        if not ended.cascade:
+            self._end_in(_SETTLE_KNOWN_S)
+            return
+        if self._kill_at is None:
             self._tell(Verb.DUMP)  # whoever failed may still live
         self._end_in(_SETTLE_S)
 
