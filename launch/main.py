@@ -9,14 +9,15 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from launch import arguments, run_logs, run_view, steering, story, submission
+from launch import admin, arguments, run_logs, run_view, steering, story, submission
 from launch.console import remark, say, say_json
 from launch.engines.engine import EngineError, EngineState, engine_named
+from launch.engines.kubernetes import Kubernetes
 from launch.exit_codes import ExitCode
 from launch.findings import Report, Verdict
 from launch.jobs import JobError, Options, job_text
 from launch.journal import Journal
-from launch.records import ContractError
+from launch.records import ContractError, replace_file
 from launch.run_index import JOB_FILE, RunIndex, UnknownRunError
 from launch.run_logs import NoLogsError
 from launch.snapshot import SnapshotError
@@ -188,6 +189,30 @@ def _resume(given: Arguments) -> int:
     return _done(given, job, f"{job.run_id} goes on: {standing.state}.")
 
 
+def _admin(given: Arguments) -> int:
+    if given.action == "preflight":
+        lines = Kubernetes().preflight(given.namespace)
+        say_json({"lines": lines}) if given.json else say("\n".join(lines))
+        wrong = any(line.startswith("WRONG") for line in lines)
+        return int(ExitCode.CONFIGURATION) if wrong else 0
+    if given.teams is None:
+        return _failed(given, "admin render needs TEAMS.yaml.", code=ExitCode.CONFIGURATION)
+    made = admin.render(pathlib.Path(given.teams), engine=given.engine)
+    if given.json:
+        say_json({"files": dict(made.files), "command": list(made.command)})
+    elif given.into is None:
+        for name, text in made.files.items():
+            say(f"# ---- {name}\n{text.rstrip()}")
+    else:
+        folder = pathlib.Path(given.into)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in made.files.items():
+            replace_file(folder / name, text=text)
+        say(f"{', '.join(made.files)} are in {folder}.")
+    remark(f"To be looked at, and then applied there with: {shlex.join(made.command)}")
+    return 0
+
+
 _COMMANDS: Mapping[str, Callable[[Arguments], int]] = {
     "validate": _validate,
     "render": _render,
@@ -198,6 +223,7 @@ _COMMANDS: Mapping[str, Callable[[Arguments], int]] = {
     "cancel": _cancel,
     "drain": _drain,
     "resume": _resume,
+    "admin": _admin,
 }
 
 
