@@ -22,7 +22,7 @@ something dies.
   drain RUN           save and stop, to go on later
   resume RUN          go on after drain, hold or failure
   cancel RUN          save and end
-  admin render TEAMS  for those who own a cluster: quotas, queues and accounts of the teams
+  admin ...           for those who own a cluster: shares of teams, what the cluster runs
 
 The smallest job file:
 
@@ -135,23 +135,28 @@ def _run_commands(commands: Any) -> None:
 
 
 def _admin_commands(commands: Any) -> None:
-    group = commands.add_parser(
-        "admin",
-        description="For those who own a cluster. Lockstep applies nothing of it.",
-    )
     one = _add(
-        group.add_subparsers(dest="admin", metavar="COMMAND", required=True),
-        "render",
-        "Prints what gives teams their share of a cluster: Kueue's queues, cohort and flavors, or "
-        "Slurm's accounts and qualities of service. Read it, then apply it.",
+        commands,
+        "admin",
+        "For those who own a cluster. render prints what a file of teams comes to: Kueue's queues, "
+        "quotas, flavors and topology, or Slurm's accounts, qualities of service and "
+        "configuration; nothing is applied. preflight says what a Kubernetes cluster runs, and "
+        "which of it is known not to work.",
         [
             "admin render configs/clusters/teams.yaml --engine=kubernetes",
-            "admin render configs/clusters/teams.yaml --engine=slurm --into=cluster",
+            "admin render configs/clusters/teams.yaml --engine=slurm --into=slurm",
+            "admin preflight --namespace=research",
         ],
     )
-    one.add_argument("teams", metavar="TEAMS.yaml", help="Who owns how much.")
-    one.add_argument("--engine", choices=["kubernetes", "slurm"], required=True)
-    one.add_argument("--into", metavar="FOLDER", help="Write the files there instead.")
+    one.add_argument("action", choices=("render", "preflight"), help="What to do.")
+    one.add_argument("teams", metavar="TEAMS.yaml", nargs="?", help="The file of teams (render).")
+    one.add_argument(
+        "--engine", choices=("kubernetes", "slurm"), default="kubernetes", help="What owns it."
+    )
+    one.add_argument("--into", metavar="FOLDER", help="Write files there instead (render).")
+    one.add_argument(
+        "--namespace", default="default", help="A namespace that may be looked at (preflight)."
+    )
 
 
 def _add(commands: Any, name: str, text: str, examples: Sequence[str]) -> argparse.ArgumentParser:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from launch import admin, arguments, run_logs, run_view, steering, story, submission
 from launch.console import remark, say, say_json
 from launch.engines.engine import EngineError, EngineState, engine_named
+from launch.engines.kubernetes import Kubernetes
 from launch.exit_codes import ExitCode
 from launch.findings import Report, Verdict
 from launch.jobs import JobError, Options, job_text
@@ -189,18 +190,23 @@ def _resume(given: Arguments) -> int:
 
 
 def _admin(given: Arguments) -> int:
+    if given.action == "preflight":
+        lines = Kubernetes().preflight(given.namespace)
+        say_json({"lines": lines}) if given.json else say("\n".join(lines))
+        wrong = any(line.startswith("WRONG") for line in lines)
+        return int(ExitCode.CONFIGURATION) if wrong else 0
+    if given.teams is None:
+        return _failed(given, "admin render needs TEAMS.yaml.", code=ExitCode.CONFIGURATION)
     made = admin.render(pathlib.Path(given.teams), engine=given.engine)
-    command = shlex.join(made.command)
-    if given.into is not None:
-        write_files(made, folder=pathlib.Path(given.into))
     if given.json:
         say_json({"files": dict(made.files), "command": list(made.command)})
-    elif given.into is not None:
-        say(f"{len(made.files)} files are in {given.into}. Read them, then, there: {command}")
-    else:
+    elif given.into is None:
         for name, text in made.files.items():
             say(f"# ---- {name}\n{text.rstrip()}")
-        say(f"# ---- applied with: {command}")
+    else:
+        write_files(made, folder=pathlib.Path(given.into))
+        say(f"{', '.join(made.files)} are in {given.into}.")
+    remark(f"To be looked at, and then applied there with: {shlex.join(made.command)}")
     return 0
 
 

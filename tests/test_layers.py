@@ -17,7 +17,7 @@ ALLOWED = {
     "partitioning": set(),
     "input_pipeline": set(),
     "launch": set(),
-    "benchmarks": {"trainer", "models", "partitioning", "input_pipeline"},
+    "benchmarks": {"trainer", "models", "partitioning", "input_pipeline", "launch"},
 }
 CONTRACT = {"launch.contract", "launch.exit_codes", "launch.process_identity", "launch.records"}
 """Importable by all, and importing the standard library only."""

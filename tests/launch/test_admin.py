@@ -1,5 +1,6 @@
 """A teams file becomes what a cluster's owner applies; what is wrong with it is told at once."""
 
+import json
 import os
 import pathlib
 import shlex
@@ -10,12 +11,16 @@ import pytest
 import yaml
 
 from launch import admin
+from launch.admin_kubernetes import cluster_objects
 from launch.engines import kubernetes_names as names
 from launch.engines import kubernetes_objects
+from launch.main import main
 from launch.spec import Priority, Resources, Spot, SpotUse
 from launch.spec_problems import SpecError
+from launch.teams import Accelerator, Team, TeamsFile
 from tests.launch import kubernetes_jobs as jobs
 from tests.launch import kubernetes_schemas as schemas
+from tests.launch.kubernetes_server import ApiServer
 
 EXAMPLE = pathlib.Path(__file__).parents[2] / "configs" / "clusters" / "teams.yaml"
 SMALL = """
@@ -170,9 +175,6 @@ def test_topology_has_the_labels_that_job_files_name() -> None:
 
 
 def objects_of_small() -> list[dict[str, Any]]:
-    from launch.admin_kubernetes import cluster_objects
-    from launch.teams import Accelerator, Team, TeamsFile
-
     given = TeamsFile(accelerators=(Accelerator(kind="h100"),), teams=(Team(name="research"),))
     return cluster_objects(given)
 
@@ -272,3 +274,41 @@ def test_everything_wrong_is_told_at_once(tmp_path: pathlib.Path) -> None:
 def test_this_machine_has_nothing_to_be_owned() -> None:
     with pytest.raises(ValueError, match="kubernetes, slurm"):
         admin.render(EXAMPLE, engine="local")
+
+
+def test_the_command_prints_or_writes_what_is_rendered(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["admin", "render", str(EXAMPLE), "--engine=slurm"]) == 0
+    printed = capsys.readouterr()
+    assert all(text.rstrip() in printed.out for text in slurm().values())
+    assert "sh accounts.sh" in printed.err
+    assert main(["admin", "render", str(EXAMPLE), f"--into={tmp_path}/new"]) == 0
+    files = admin.render(EXAMPLE, engine="kubernetes").files
+    assert {p.name: p.read_text() for p in (tmp_path / "new").iterdir()} == dict(files)
+    capsys.readouterr()
+    assert main(["admin", "render", str(EXAMPLE), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["files"] == dict(files)
+
+
+@pytest.mark.parametrize("words", [["render"], ["render", "none.yaml"]])
+def test_the_command_says_what_is_missing(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["admin", *words]) == 64
+    assert capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("served", "code"), [(["v1beta2"], 0), (["v1beta1"], 64)])
+def test_preflight_leaves_with_what_it_found(
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    served: list[str],
+    code: int,
+) -> None:
+    with ApiServer() as server:
+        server.versions["kueue.x-k8s.io"] = served
+        monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig(tmp_path)))
+        assert main(["admin", "preflight", "--namespace=research"]) == code
+    assert "Kubernetes 1.33.4" in capsys.readouterr().out

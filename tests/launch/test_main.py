@@ -348,23 +348,6 @@ def test_logs_come_from_the_folder_or_the_engine(door: Door) -> None:
     assert door("logs", run_id, "--follow") == "--- attempt 1\n[0] hello\n"
 
 
-@pytest.mark.parametrize("engine", ["kubernetes", "slurm"])
-def test_the_owner_of_a_cluster_reads_what_to_apply(door: Door, engine: str) -> None:
-    teams = str(pathlib.Path(__file__).parents[2] / "configs/clusters/teams.yaml")
-    argv = ("admin", "render", teams, f"--engine={engine}")
-    files = door.json(*argv)["files"]
-    assert files
-    text = door(*argv)
-    assert all(content.strip() in text for content in files.values())
-    door(*argv, "--into=cluster")
-    found = {path.name: path.read_text() for path in (door.folder / "cluster").iterdir()}
-    assert found == files
-    write(door.folder, "version: 1\nteam: []\n")
-    assert "Did you mean teams?" in door(
-        "admin", "render", str(door.file), f"--engine={engine}", code=64
-    )
-
-
 def test_a_new_engine_is_one_file_and_one_line(door: Door) -> None:
     assert ENGINES["toy"] == toy_engine.NAME
     assert door.json("submit", str(door.file), "--engine=toy")["runs"][0]["engine"] == "toy"
