@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import io
 import os
 import pathlib
 import shlex
@@ -44,6 +45,7 @@ Arguments = argparse.Namespace
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit status."""
+    _print_anything()
     given = arguments.parser().parse_args(argv)
     try:
         return _COMMANDS[given.command](given)
@@ -103,7 +105,7 @@ def _submit(given: Arguments) -> int:
     done = submission.submit(
         checked.resolved,
         engine=engine,
-        text=pathlib.Path(given.job).read_text(encoding="utf-8"),
+        text=checked.text,
         index=_index(),
         now=time.time(),
     )
@@ -145,7 +147,9 @@ def _logs(given: Arguments) -> int:
     job = _index().find(given.run)
     engine = run_view.engine_of(job)
     if given.follow:
-        run_logs.follow(job, rank=given.rank, ended=lambda: run_view.look(job).is_final, say=say)
+        run_logs.follow(
+            job, engine=engine, rank=given.rank, ended=lambda: run_view.look(job).is_final, say=say
+        )
         return 0
     lines = run_logs.show(
         job, engine=engine, attempt=given.attempt, rank=given.rank, lines=given.lines
@@ -306,6 +310,13 @@ def _failed(given: Arguments, message: str, *, code: ExitCode) -> int:
 def _of_files(error: OSError) -> str:
     where = f"{error.filename}: " if error.filename else ""
     return f"{where}{error.strerror or error}."
+
+
+def _print_anything() -> None:
+    """Names of files need not be text, and terminals need not know every letter."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _reader_left() -> int:

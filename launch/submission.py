@@ -76,10 +76,13 @@ def _submit(
         return Submitted(job=job, standing=standing, how="already")
     prepare(job, code=resolved.code, text=text, index=index)
     write_files(engine.render(job), folder=pathlib.Path(job.job_dir) / "rendered")
-    if standing.state is EngineState.UNKNOWN:
-        standing, how = engine.submit(job), "new"
-    else:
+    if standing.state is not EngineState.UNKNOWN:
         standing, how = go_on(job, engine=engine, now=now), "again"
+    elif RunStatus.read(job.job_dir) or Control.read(job.job_dir):  # it was on another engine
+        reopen(job, now=now)
+        standing, how = engine.submit(job), "again"
+    else:
+        standing, how = engine.submit(job), "new"
     note(job, "submitted", engine=job.engine, engine_id=standing.engine_id)
     return Submitted(job=job, standing=standing, how=how)
 
@@ -108,12 +111,17 @@ def go_on(job: Job, *, engine: Engine, now: float) -> Standing:
     Raises:
       EngineError: the engine cannot be reached or refused.
     """
+    reopen(job, now=now)
+    return engine.release(job)
+
+
+def reopen(job: Job, *, now: float) -> None:
+    """Takes back what a run has ended with, so that its next supervisor goes on."""
     note(job, "resumed", by=user_name())
     if Control.read(job.job_dir) is not None:
         Control(want=Want.GO_ON, by=user_name(), time=now).write(job.job_dir)
     # The status of the end would be taken for the status of what starts now.
     (pathlib.Path(job.job_dir) / run_status.FILE).unlink(missing_ok=True)
-    return engine.release(job)
 
 
 def write_files(rendered: Rendered, *, folder: pathlib.Path) -> None:
