@@ -4,6 +4,7 @@ The container's first process. Knows no policy. Standard library only.
 """
 
 import contextlib
+import ctypes
 import dataclasses
 import os
 import pathlib
@@ -22,6 +23,8 @@ from launch.pod_output import Output
 from launch.records import ContractError
 from launch.spec import Job
 
+_LIBC = ctypes.CDLL(None)
+_PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.1
 _LEFT_S = 10.0
 _RESTART_S = 5.0
@@ -105,6 +108,7 @@ class PodHost:
 
     def run(self) -> int:
         """Serves until it is told to end; returns the exit code."""
+        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda which, frame: self._signals.append(which))
         within_s = float(self._job.spec.runtime.start_s)
@@ -154,6 +158,7 @@ class PodHost:
                         self._hear(Message.from_json(line.decode(), source="supervisor"))
                 self._pass_on_signals(connection)
                 self._output.tick()
+                self._bury()
 
     def _hear(self, message: Message) -> None:
         if message.kind is Kind.EXIT:
@@ -207,6 +212,19 @@ class PodHost:
             raise LinkError(f"the supervisor has died {self._supervisors} times")
         self._supervisors += 1
         self._supervisor = subprocess.Popen([*self._program, "supervisor"], process_group=0)
+
+    def _bury(self) -> None:
+        """Collects processes whose parents have died: in a container they come to the first one."""
+        children = [child for child in (self._agent, self._supervisor) if child is not None]
+        own = {child.pid for child in children if child.poll() is None}
+        while True:
+            try:
+                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if found is None or found.si_pid in own:
+                return  # ours are collected where they are waited for
+            os.waitpid(found.si_pid, 0)
 
     def _end_agent(self) -> None:
         """An agent whose connections have ended has its processes save and then ends."""
