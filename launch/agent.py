@@ -20,7 +20,7 @@ from launch import fabric, ranks, secret_values, state_dirs
 from launch.contract import Environment
 from launch.exit_codes import ExitCode
 from launch.health import Finding, Health
-from launch.lines import LineReader
+from launch.lines import LineReader, Splitter
 from launch.orders import Command, Event, EventKind, Orders, Place, Verb
 from launch.ranks import RankProcess
 from launch.records import ContractError, RankExit
@@ -271,6 +271,7 @@ class _Service:
     def __init__(self, host: str, *, job_file: str | None) -> None:
         self._host, self._job_file = host, job_file
         self._input = LineReader(0)
+        self._splitter = Splitter(host)
         self._agent: HostAgent | None = None
         self._heard = time.monotonic()
         self._gone = False
@@ -314,7 +315,7 @@ class _Service:
         orders = Orders.from_json(line, source="orders")
         path = pathlib.Path(self._job_file or f"{orders.job_dir}/job.json")
         job = Job.from_json(path.read_text(), source=str(path))
-        self._agent = HostAgent(job, orders, host=self._host, emit=_write)
+        self._agent = HostAgent(job, orders, host=self._host, emit=self._write)
         self._agent.start()
 
     def _check_supervisor(self) -> None:
@@ -335,13 +336,13 @@ class _Service:
             self._agent.notice(f"{names} to the agent of {self._host}")
         self._agent.tick()
 
-
-def _write(event: Event) -> None:
-    """Reports; where nobody reads any more there is nobody to tell."""
-    data = event.to_json().encode() + b"\n"
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        while data:
-            data = data[os.write(1, data) :]
+    def _write(self, event: Event) -> None:
+        """Reports; where nobody reads any more there is nobody to tell."""
+        with contextlib.suppress(BrokenPipeError):
+            for part in self._splitter.parts(event.to_json()):
+                data = part.encode() + b"\n"
+                while data:
+                    data = data[os.write(1, data) :]
 
 
 if __name__ == "__main__":

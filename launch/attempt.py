@@ -17,13 +17,14 @@ from launch import classify
 from launch.classify import Evidence, Fault
 from launch.engines.engine import AgentProcess, Gang
 from launch.exit_codes import ExitCode
-from launch.lines import LineReader
+from launch.lines import Joiner, LineReader
 from launch.orders import Command, Event, EventKind, Host, Orders, RankState, Verb
 from launch.records import ContractError, Phase, RankExit, Reason
 from launch.spec import Job
 
 _READY_S = 60.0
 _SETTLE_S = 5.0
+_SETTLE_KNOWN_S = 1.0
 _SETTLE_LOST_S = 0.5
 _STACKS_S = 6.0
 _ENDED_S = 15.0
@@ -217,7 +218,10 @@ class AttemptRun:
         if ended.code == ExitCode.DONE or (ended.code == ExitCode.PREEMPTED and self._stop):
             return
         self._trouble(ended.host, cause=ended.cause, message=ended.message, rank=ended.rank)
-        if self._kill_at is None and ended.cascade:
+        if not ended.cascade:
+            self._end_in(_SETTLE_KNOWN_S)
+            return
+        if self._kill_at is None:
             self._tell(Verb.DUMP)  # whoever failed may still live
         self._end_in(_SETTLE_S)
 
@@ -358,16 +362,20 @@ class _Channel:
         self._process, self._stdin = process, process.stdin
         self.descriptor = process.stdout.fileno()
         self._reader = LineReader(self.descriptor)
+        self._joiner = Joiner()
         self._unsent = b""
         self.hosts = hosts
         self.closed = False
         os.set_blocking(self._stdin.fileno(), False)
 
     def lines(self) -> list[str] | None:
-        """Lines that have come; None at the end."""
+        """Whole lines that have come; None at the end."""
         lines = self._reader.lines()
         self.closed = lines is None
-        return lines
+        if lines is None:
+            return None
+        joined = (self._joiner.whole(line) for line in lines)
+        return [line for line in joined if line is not None]
 
     def send(self, line: str) -> None:
         """Sends a line, or as much of it as fits; the rest goes with the next."""

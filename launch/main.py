@@ -143,7 +143,7 @@ def _status(given: Arguments) -> int:
 
 def _logs(given: Arguments) -> int:
     job = _index().find(given.run)
-    engine = engine_named(job.engine)
+    engine = run_view.engine_of(job)
     if given.follow:
         run_logs.follow(job, rank=given.rank, ended=lambda: run_view.look(job).is_final, say=say)
         return 0
@@ -175,17 +175,17 @@ def _explain(given: Arguments) -> int:
 
 def _cancel(given: Arguments) -> int:
     job = _index().find(given.run)
-    return _done(given, job, steering.cancel(job, engine=engine_named(job.engine)))
+    return _done(given, job, steering.cancel(job, engine=run_view.engine_of(job)))
 
 
 def _drain(given: Arguments) -> int:
     job = _index().find(given.run)
-    return _done(given, job, steering.drain(job, engine=engine_named(job.engine)))
+    return _done(given, job, steering.drain(job, engine=run_view.engine_of(job)))
 
 
 def _resume(given: Arguments) -> int:
     job = _index().find(given.run)
-    standing = steering.resume(job, engine=engine_named(job.engine))
+    standing = steering.resume(job, engine=run_view.engine_of(job))
     return _done(given, job, f"{job.run_id} goes on: {standing.state}.")
 
 

@@ -80,6 +80,8 @@ def checkpoint(job: Job, *, given: bool) -> Iterator[Finding]:
     """
     root = job.spec.checkpoint.root
     if not is_here(root, engine=job.engine):
+        if "://" in root and job.spec.is_trainer:
+            return  # the trainer is asked
         where = "an object store" if "://" in root else "a volume of the cluster"
         yield findings.info("checkpoint", f"{root} is not looked at: {where}.")
         return
@@ -112,9 +114,12 @@ def _whose(job: Job, path: pathlib.Path, *, given: bool) -> str | None:
     elif strangers := [name for name in _RECORDS if (path / name).exists()]:
         held = f"{path} holds {' and '.join(strangers)} but no run.json"
         return f"{held}: it is no run of Lockstep. {elsewhere}."
-    if former.is_file() and not given:
+    if former.is_file():
         other = read_job(former)
-        if other.spec.name != job.spec.name:
+        if other.run_id != job.run_id:
+            held = f"{path} belongs to run {other.run_id!r}, not {job.run_id!r}"
+            return f"{held}. {elsewhere}, or --run_id={other.run_id} to go on with it."
+        if other.spec.name != job.spec.name and not given:
             made = f"{path} was made by job {other.spec.name!r}, not {job.spec.name!r}"
             return f"{made}. {elsewhere}, or --run_id={other.run_id} to go on with it."
     return None

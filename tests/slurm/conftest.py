@@ -1,14 +1,18 @@
 """A laboratory for each worker: nothing is shared, so no test disturbs another's."""
 
+import itertools
 import os
 import pathlib
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.slurm.lab import Lab, running
+from tests.slurm.runs import SlurmRun, slurm_run
+
+_NUMBERS = itertools.count()
 
 
 @pytest.fixture(scope="session")
@@ -47,3 +51,10 @@ def slurm_with_accounting(accounting_lab: Lab) -> Iterator[Lab]:
     """The laboratory with accounting, for one test."""
     yield accounting_lab
     accounting_lab.reset()
+
+
+@pytest.fixture
+def new_run(slurm: Lab, monkeypatch: pytest.MonkeyPatch) -> Callable[..., SlurmRun]:
+    """Makes a run; see `tests.slurm.runs.slurm_run`. Slurm's commands are the ordinary user's."""
+    monkeypatch.setenv("PATH", str(slurm.user_bin), prepend=os.pathsep)
+    return lambda **options: slurm_run(slurm, f"run{next(_NUMBERS)}", **options)

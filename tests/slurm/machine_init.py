@@ -35,7 +35,8 @@ def main(name: str, hosts_file: str, lifeline: str, *paths: str) -> None:
     _open_to_everybody([pathlib.Path(path) for path in paths])
     _do("ip", "link", "set", "lo", "up")
     print("ready", flush=True)
-    os.dup2(os.open(os.devnull, os.O_RDWR), 1)
+    for stream in (1, 2):  # whoever reads them must not wait for the machine
+        os.dup2(os.open(os.devnull, os.O_RDWR), stream)
     _reap(watch_input=lifeline == "1")
 
 

@@ -130,6 +130,8 @@ def plug_in(machine: Machine, *, hub: Machine) -> None:
     port = f"v-{machine.name}"
     if machine.run(["ip", "link", "show", "eth0"], check=False).returncode == 0:
         return
+    # That of a machine that lost its power may not have gone yet.
+    hub.run(["ip", "link", "delete", port], check=False)
     # Process numbers are this machine's here, so only the hub's network is entered.
     create = ["ip", "link", "add", port, "type", "veth", "peer", "eth0", "netns", str(machine.pid)]
     subprocess.run(
