@@ -23,7 +23,7 @@ from launch.health import Finding, Health
 from launch.lines import LineReader, Splitter
 from launch.orders import Command, Event, EventKind, Orders, Place, Verb
 from launch.ranks import RankProcess
-from launch.records import ContractError, RankExit
+from launch.records import ContractError, Phase, RankExit
 from launch.spec import Job
 from launch.watchdog import Limits
 
@@ -52,6 +52,7 @@ class HostAgent:
         self._ranks: dict[int, RankProcess] = {}
         self._health: Health | None = None
         self._beat_at = 0.0
+        self._phases: tuple[Phase | None, ...] = ()
         self._kill_at: float | None = None
         self._stacks_at: float | None = None
         self._stuck: set[int] = set()
@@ -104,7 +105,9 @@ class HostAgent:
         self._look_for_stuck()
         for finding in self._health.check() if self._health else ():
             self._unhealthy(finding)
-        if now >= self._beat_at:
+        phases = tuple(rank.state().phase for rank in self._ranks.values())
+        if now >= self._beat_at or phases != self._phases:
+            self._phases = phases
             self._beat_at = now + self.job.spec.recovery.watchdog.beat_s
             self._emit(EventKind.BEAT, ranks=True)
         if self._stacks_at is not None and now >= self._stacks_at:

@@ -49,7 +49,6 @@ class Outcome:
       banned: its host must not be used again.
       displaced: the engine wants the hosts back.
       stop: what it was asked to stop for.
-      detected: seconds since 1970 at which the first trouble was heard of; None without any.
       stacks: rank -> text.
     """
 
@@ -57,7 +56,6 @@ class Outcome:
     banned: bool = False
     displaced: bool = False
     stop: Stop | None = None
-    detected: float | None = None
     stacks: Mapping[int, str] = dataclasses.field(default_factory=dict)
 
 
@@ -118,7 +116,7 @@ class AttemptRun:
         self._stacks_from: set[str] = set()
         self._notice = ""
         self._stop: Stop | None = None
-        self._detected: float | None = None
+        self._troubled = False
         self._kill_at: float | None = None
         self._killed_at: float | None = None
 
@@ -280,8 +278,8 @@ class AttemptRun:
 
     def _trouble(self, host: str, *, cause: str, message: str, rank: int | None = None) -> None:
         """Writes down the first sign of trouble, which need not be its cause."""
-        if self._detected is None:
-            self._detected = time.time()
+        if not self._troubled:
+            self._troubled = True
             self._note("incident", host=host, rank=rank, cause=cause, message=message)
 
     def _end_in(self, seconds: float) -> None:
@@ -336,7 +334,6 @@ class AttemptRun:
             banned=reason.host in self._banned,
             displaced=self._stop in (Stop.ENGINE, Stop.WALLTIME) and not self._faults,
             stop=self._stop,
-            detected=self._detected,
             stacks=self._stacks,
         )
 
