@@ -17,14 +17,14 @@ from launch.exit_codes import ExitCode
 from launch.findings import Report, Verdict
 from launch.jobs import JobError, Options, job_text
 from launch.journal import Journal
-from launch.records import ContractError, replace_file
+from launch.records import ContractError
 from launch.run_index import JOB_FILE, RunIndex, UnknownRunError
 from launch.run_logs import NoLogsError
 from launch.snapshot import SnapshotError
 from launch.spec import Job
 from launch.spec_problems import SpecError
 from launch.steering import SteeringError
-from launch.submission import Submitted
+from launch.submission import Submitted, write_files
 from launch.validate import Validated, validate
 
 WATCH_S = 2.0
@@ -204,11 +204,8 @@ def _admin(given: Arguments) -> int:
         for name, text in made.files.items():
             say(f"# ---- {name}\n{text.rstrip()}")
     else:
-        folder = pathlib.Path(given.into)
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in made.files.items():
-            replace_file(folder / name, text=text)
-        say(f"{', '.join(made.files)} are in {folder}.")
+        write_files(made, folder=pathlib.Path(given.into))
+        say(f"{', '.join(made.files)} are in {given.into}.")
     remark(f"To be looked at, and then applied there with: {shlex.join(made.command)}")
     return 0
 

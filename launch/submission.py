@@ -75,7 +75,7 @@ def _submit(
     if standing.state in _ALIVE or supervisor_lives(job, now=now):
         return Submitted(job=job, standing=standing, how="already")
     prepare(job, code=resolved.code, text=text, index=index)
-    write_rendered(engine.render(job), job=job)
+    write_files(engine.render(job), folder=pathlib.Path(job.job_dir) / "rendered")
     if standing.state is EngineState.UNKNOWN:
         standing, how = engine.submit(job), "new"
     else:
@@ -116,9 +116,8 @@ def go_on(job: Job, *, engine: Engine, now: float) -> Standing:
     return engine.release(job)
 
 
-def write_rendered(rendered: Rendered, *, job: Job) -> None:
-    """Writes what is submitted into the folder of the job."""
-    folder = pathlib.Path(job.job_dir) / "rendered"
+def write_files(rendered: Rendered, *, folder: pathlib.Path) -> None:
+    """Writes what was rendered into a folder."""
     for name, text in rendered.files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -310,8 +310,9 @@ class Supervisor:
     def _beat(self, snapshot: Snapshot) -> None:
         self._note_recovery(snapshot, first=snapshot.entered.get(Phase.STEP))
         self._snapshot = snapshot
-        steps = [state.step for state in snapshot.ranks if state.phase is Phase.STEP]
-        state = RunState.RUNNING if steps else RunState.STARTING
+        silent = not snapshot.entered and not self._job.spec.is_trainer  # need not say a word
+        works = snapshot.ready is not None if silent else Phase.STEP in snapshot.entered
+        state = RunState.RUNNING if works else RunState.STARTING
         self._write_status(state, ranks=snapshot.ranks)
 
     def _note_recovery(self, snapshot: Snapshot, *, first: float | None) -> None:

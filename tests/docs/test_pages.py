@@ -89,7 +89,7 @@ def test_processes(folder):
 @pytest.mark.slow
 def test_launch(folder, monkeypatch):
     monkeypatch.setenv("LOCKSTEP_HOME", str(folder / "home"))
-    assert kinds("launch") == {"bash", "gin", "python", "text", "yaml"}
+    assert kinds("launch") == {"bash", "console", "gin", "python", "text", "yaml"}
     pages.run("launch")
     rows = [json.loads(line) for line in (folder / "runs/two/metrics.jsonl").open()]
     assert [row["step"] for row in rows if row["kind"] == "train"] == [1, 2, 3, 4]

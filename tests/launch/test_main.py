@@ -83,6 +83,9 @@ def test_help_teaches_with_a_job_file_and_examples(capsys: pytest.CaptureFixture
             main.main([command, "--help"])
         assert f"  {arguments.PROGRAM} {command}" in capsys.readouterr().out
     assert "resources: {accelerator: cpu}" in text
+    with pytest.raises(SystemExit, match="0"):
+        main.main(["admin", "render", "--help"])
+    assert "admin render configs/clusters/teams.yaml" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("argv", [[], ["submi"], ["submit"], ["submit", "a", "--engine=b"]])
