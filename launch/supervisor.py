@@ -221,7 +221,9 @@ class Supervisor:
     def _finish(self, event: str, *, code: int, why: str) -> None:
         self._note(event, code=int(code), why=why)
         states = {"done": RunState.DONE, "failed": RunState.FAILED, "held": RunState.HELD}
-        resume = "" if event == "done" else f"; then: launch resume {self._job.run_id}"
+        resume = (
+            "" if event == "done" else f"; then: python -m launch.main resume {self._job.run_id}"
+        )
         self._next_action = f"{why}{resume}"
         self._write_status(states[event], code=code)
 

@@ -87,7 +87,7 @@ class Local:
             state = EngineState.HELD if held else EngineState.ENDED
             return Standing(state=state, engine_id=pid, exit_code=status.exit_code)
         if not lives:
-            detail = f"its supervisor is gone; launch resume {job.run_id} goes on"
+            detail = f"its supervisor is gone; python -m launch.main resume {job.run_id}"
             return Standing(state=EngineState.HELD, engine_id=pid, detail=detail)
         waiting = status.state is RunState.WAITING
         state = EngineState.QUEUED if waiting else EngineState.RUNNING

@@ -28,6 +28,7 @@ PATIENCE_S = 900.0
 """How long a controller may be away while a run that needs it waits."""
 
 _FIRST_PORT, _PORTS = 20000, 12000
+_SLURMD_PORT = 6818
 _PROBE_S = 1.0
 _PROBES = 2
 _WAIT_S = 0.25
@@ -53,7 +54,7 @@ class SlurmGang:
             raise EngineError("There is no allocation around this process; use launch submit.")
         self._restart = environ.get("SLURM_RESTART_COUNT", "0")
         self._domains: dict[str, str] | None = None
-        self._port: int | None = None
+        self._port = 0
         self._signals: list[int] = []
         self._refuse_if_superseded()
 
@@ -71,6 +72,7 @@ class SlurmGang:
 
     def hosts(self) -> Sequence[Host]:
         """The allocation's nodes that live, those of one leaf switch side by side."""
+        self._slurmd_port()  # asked while all is well
         shown = self._scontrol("--oneliner", "show", "node", ",".join(self._allocated()))
         nodes = slurm_nodes.nodes(shown)
         if self._domains is None:
@@ -111,10 +113,15 @@ class SlurmGang:
         return [process]
 
     def reachable(self, host: Host) -> bool:
-        """Whether the node's slurmd, or at least its kernel, answers."""
+        """Whether the node's slurmd, or at least its kernel, answers.
+
+        Where nothing answers it is this host that is cut off, and nobody is to blame.
+        """
         if host.name == self._environ.get(_NODE):
             return True
-        return any(_answers(host.address, self._slurmd_port()) for _ in range(_PROBES))
+        if any(_answers(host.address, self._slurmd_port()) for _ in range(_PROBES)):
+            return True
+        return self._is_cut_off()
 
     def end(self, *, timeout_s: float) -> None:
         """Waits for an orphaned srun and its step; agents let their processes save."""
@@ -176,6 +183,13 @@ class SlurmGang:
         )
         ranks.write_pids(pids, [lookout.pid])
 
+    def _is_cut_off(self) -> bool:
+        try:
+            commands.run(["scontrol", "ping"], patience_s=0, always_again=True)
+        except commands.Unreached:
+            return True
+        return False
+
     def _allocated(self) -> list[str]:
         """Nodes that the job still has; one that Slurm gave up is no longer among them."""
         shown = self._scontrol("--oneliner", "show", "job", self._job_id)
@@ -201,9 +215,9 @@ class SlurmGang:
         return commands.run(["scontrol", *words], patience_s=PATIENCE_S, always_again=True)
 
     def _slurmd_port(self) -> int:
-        if self._port is None:
+        if not self._port:
             found = slurm_nodes.setting(self._scontrol("show", "config"), "SlurmdPort")
-            self._port = int(found) if found.isdecimal() else 6818
+            self._port = int(found) if found.isdecimal() else _SLURMD_PORT
         return self._port
 
     def _superseded(self) -> bool:

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 
 from launch.engines import slurm_commands as commands
 from launch.engines import slurm_nodes, slurm_submission
-from launch.run_status import RunStatus
+from launch.journal import Journal
+from launch.recovery import History
 from launch.spec import Job
 
 _EVERY_S = 5.0
@@ -26,9 +27,9 @@ def look(job: Job, *, host: str, job_id: str) -> None:
     """Returns when ``host`` was lost and the run has a successor."""
     while _lives(host, job_id=job_id):
         time.sleep(_EVERY_S)
-    status = RunStatus.read(job.job_dir)
-    excluded = dict.fromkeys((*(status.excluded if status else ()), host))
-    slurm_submission.submit(job, patience_s=_PATIENCE_S, after=job_id, exclude=tuple(excluded))
+    history = History.of(Journal(job.job_dir).entries())
+    avoided = history.avoided(now=time.time(), for_s=job.spec.recovery.exclude_s)
+    slurm_submission.submit(job, patience_s=_PATIENCE_S, after=job_id, exclude=(*avoided, host))
     commands.run(["scancel", job_id], patience_s=_PATIENCE_S, always_again=True)
 
 

@@ -213,7 +213,8 @@ def test_a_job_starts_runs_and_is_complete(cluster: Cluster, job: Job) -> None:
     ("status", "words"),
     [
         (clusters.waiting("ImagePullBackOff", "no such image"), "ImagePullBackOff: no such image"),
-        (clusters.ended(64), "node-0 failed: exit code 64, the configuration cannot be used"),
+        (clusters.ended(64), "node-0 failed with exit code 64: the configuration cannot be used"),
+        (clusters.ended(85, message="HostLost on n7"), "failed with exit code 85: HostLost on n7"),
         (
             {
                 "phase": "Pending",
@@ -259,6 +260,8 @@ def test_a_set_that_is_given_up_has_the_runs_code(
     found = Kubernetes().standing(job)
     assert (found.state, found.exit_code) == (state, code)
     assert f"exit code {code}" in found.detail
+    pods(cluster, clusters.ended(code, message="ValueError on node-3:\nrank 7"))
+    assert "ValueError on node-3: rank 7" in Kubernetes().standing(job).detail
 
 
 def test_the_users_error_is_told_not_what_came_with_it(cluster: Cluster, job: Job) -> None:
