@@ -18,6 +18,7 @@ from launch.exit_codes import ExitCode
 from launch.findings import Report, Verdict
 from launch.jobs import JobError, Options, job_text
 from launch.journal import Journal
+from launch.patience import Patience
 from launch.records import ContractError
 from launch.run_index import JOB_FILE, RunIndex, UnknownRunError
 from launch.run_logs import NoLogsError
@@ -124,21 +125,23 @@ def _submit(given: Arguments) -> int:
 
 
 def _status(given: Arguments) -> int:
-    index = _index()
-    while True:
-        if given.run is None:
-            entries = run_view.listing(index, most=given.most)
-            answer, is_final = {"runs": entries}, False
-            text = run_view.show_listing(entries)
-        else:
-            view = run_view.look(index.find(given.run))
-            answer, is_final, text = view.as_dict(), view.is_final, view.show()
+    if given.run is None:
+        entries = run_view.listing(_index(), most=given.most)
         if given.json:
-            say_json(answer)
+            say_json({"runs": entries})
+        else:
+            say(run_view.show_listing(entries))
+        return 0
+    job = _index().find(given.run)
+    patience = Patience(job, engine=run_view.engine_of(job))
+    while True:
+        view = run_view.look(job, standing=patience.standing())
+        if given.json:
+            say_json(view.as_dict())
         else:
             again = given.watch and sys.stdout.isatty()
-            say(f"{_CLEAR if again else ''}{text}")
-        if is_final or not given.watch:
+            say(f"{_CLEAR if again else ''}{view.show()}")
+        if view.is_final or not given.watch:
             return 0
         time.sleep(WATCH_S)
 
@@ -147,9 +150,8 @@ def _logs(given: Arguments) -> int:
     job = _index().find(given.run)
     engine = run_view.engine_of(job)
     if given.follow:
-        run_logs.follow(
-            job, engine=engine, rank=given.rank, ended=lambda: run_view.look(job).is_final, say=say
-        )
+        ended = Patience(job, engine=engine).is_final
+        run_logs.follow(job, engine=engine, rank=given.rank, ended=ended, say=say)
         return 0
     lines = run_logs.show(
         job, engine=engine, attempt=given.attempt, rank=given.rank, lines=given.lines
@@ -165,7 +167,7 @@ def _logs(given: Arguments) -> int:
 def _explain(given: Arguments) -> int:
     job = _index().find(given.run)
     entries = Journal(job.job_dir).entries()
-    view = run_view.look(job)
+    view = run_view.look(job, standing=run_view.engine_of(job).standing(job))
     if given.json:
         told = [{**dataclasses.asdict(e), "told": story.told(e)} for e in entries]
         summary = dataclasses.asdict(story.Summary.of(entries))

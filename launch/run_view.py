@@ -104,14 +104,16 @@ class RunView:
         return f"{ago(age)} ago by process {status.pid} on {status.supervisor_host}{late}"
 
 
-def look(job: Job) -> RunView:
+def look(job: Job, *, standing: Standing) -> RunView:
     """Returns how a run stands.
+
+    Args:
+      job: the run.
+      standing: what its engine says.
 
     Raises:
       ContractError: its status or its journal cannot be read.
-      UnknownRunError: its engine does not exist here.
     """
-    standing = engine_of(job).standing(job)
     entries = Journal(job.job_dir).entries()
     recovered = next((e for e in reversed(entries) if e.event == "recovered"), None)
     return RunView(
@@ -207,7 +209,7 @@ def _entry(entry: RunEntry, index: RunIndex) -> dict[str, Any]:
 def _quick_state(job: Job, status: RunStatus | None) -> str:
     if status is not None and (status.state.is_final or time.time() - status.time < STALE_S):
         return str(status.state)
-    return look(job).state
+    return look(job, standing=engine_of(job).standing(job)).state
 
 
 def _what(job: Job) -> str:

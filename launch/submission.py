@@ -17,6 +17,7 @@ from launch.engines.engine import Engine, EngineState, Rendered, Standing
 from launch.exit_codes import ExitCode
 from launch.jobs import Resolved, prepare, user_name
 from launch.journal import Journal
+from launch.patience import Patience
 from launch.records import replace_file
 from launch.run_index import RunIndex
 from launch.run_status import RunStatus
@@ -152,13 +153,14 @@ def wait(jobs: Sequence[Job], *, engine: Engine, report: Callable[[str], None]) 
 
 
 def _wait_for(job: Job, *, engine: Engine, report: Callable[[str], None]) -> int:
+    patience = Patience(job, engine=engine)
     told, unknown_since = "", None
     while True:
         status = RunStatus.read(job.job_dir)
         if status is not None and status.state.is_final:
             report(f"{job.run_id}: {status.state}. {status.next_action}".rstrip(". ") + ".")
             return int(ExitCode.EXCEPTION) if status.exit_code is None else status.exit_code
-        standing = engine.standing(job)
+        standing = patience.standing()
         if standing.state is EngineState.ENDED:
             report(_line(job, status, standing))
             return int(ExitCode.EXCEPTION) if standing.exit_code is None else standing.exit_code
