@@ -20,10 +20,10 @@ from launch.jobs import JobError, Options, job_text
 from launch.journal import Journal
 from launch.patience import Patience
 from launch.records import ContractError
-from launch.run_index import JOB_FILE, RunIndex, UnknownRunError
+from launch.run_index import RunIndex, UnknownRunError
 from launch.run_logs import NoLogsError
 from launch.snapshot import SnapshotError
-from launch.spec import Job
+from launch.spec import JOB_FILE, Job
 from launch.spec_problems import SpecError
 from launch.steering import SteeringError
 from launch.submission import Submitted, write_files

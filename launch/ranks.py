@@ -152,10 +152,10 @@ class RankProcess:
     def _read_progress(self) -> None:
         path = self._progress_path()
         try:
-            progress = Progress.from_json(path.read_text(), source=str(path))
-        except (OSError, UnicodeDecodeError, ContractError):
-            return  # nothing there, or nothing that another program should have written
-        if progress.attempt == self.environment.attempt:
+            progress = Progress.read_file(path)
+        except (OSError, ContractError):
+            return  # a program of others wrote something else there
+        if progress is not None and progress.attempt == self.environment.attempt:
             self._watch.saw(progress)
 
     def _ending(self, code: int) -> RankExit:
@@ -171,12 +171,11 @@ class RankProcess:
 
     def _told(self) -> RankExit | None:
         """What the process left of itself; where and when that was is known better from here."""
-        path = self._exit_path()
         try:
-            told = RankExit.from_json(path.read_text(), source=str(path))
-        except (OSError, UnicodeDecodeError, ContractError):
-            return None
-        return dataclasses.replace(
+            told = RankExit.read_file(self._exit_path())
+        except (OSError, ContractError):
+            told = None
+        return told and dataclasses.replace(
             told,
             attempt=self.environment.attempt,
             rank=self.place.rank,

@@ -14,9 +14,9 @@ from launch import findings
 from launch.findings import Finding
 from launch.jobs import is_here
 from launch.records import ContractError, RunRecord
-from launch.run_index import JOB_FILE, read_job
+from launch.run_index import read_job
 from launch.snapshot import Snapshot
-from launch.spec import Job
+from launch.spec import JOB_FILE, Job
 
 _SHOWN = 5
 _RECORDS = ("checkpoints", "metrics.jsonl")

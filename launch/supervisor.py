@@ -368,8 +368,7 @@ def _known(step: int | None) -> list[int]:
 
 def supervise(job_dir: str) -> int:
     """Runs the supervisor of a job folder; returns the exit code of the run."""
-    path = pathlib.Path(job_dir) / "job.json"
-    job = Job.from_json(path.read_text(), source=str(path))
+    job = Job.of_folder(job_dir)
     signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda which, frame: signals.append(which))
