@@ -106,7 +106,7 @@ class PodHost:
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._supervisors = 0
         self._told: Message | None = None
-        self._noticed = False
+        self._noticed = self._heard = False
 
     def run(self) -> int:
         """Serves until it is told to end; returns the exit code."""
@@ -137,7 +137,7 @@ class PodHost:
             self._end_agent()
             self._look_after_supervisor()
             left = max(0.0, until - time.monotonic())
-            began = time.monotonic()
+            began, self._heard = time.monotonic(), False
             self._serve(
                 connect(
                     self._place.first,
@@ -147,7 +147,7 @@ class PodHost:
                 )
             )
             now = time.monotonic()
-            if now - began > _TAKEN_IN_S:
+            if self._heard or now - began > _TAKEN_IN_S:
                 until = now + self._job.spec.recovery.watchdog.lost_after_s + _RESTART_S
             elif now > until:
                 raise LinkError(f"{self._place.first} hangs up; this pod is not of its set")
@@ -181,6 +181,7 @@ class PodHost:
                 self._bury()
 
     def _hear(self, message: Message) -> None:
+        self._heard = True
         if message.kind is Kind.EXIT:
             self._told = message
         elif message.kind is Kind.START:

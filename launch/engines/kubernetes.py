@@ -108,7 +108,7 @@ class Kubernetes:
         return self.submit(job)
 
     def logs(self, job: Job) -> str | None:
-        """Returns the pods' output, the first that failed first; None where it is in job_dir.
+        """Returns the pods' output, the first that failed first; None where there is none here.
 
         Raises:
           EngineError: the API server cannot be reached or refused.
@@ -117,6 +117,8 @@ class Kubernetes:
             return None
         api = _api(job)
         pods = kubernetes_status.failed_first(api.labelled("Pod", labels=_of_run(job)))
+        if not pods:
+            return None
         texts = []
         for pod in pods:
             name = pod["metadata"]["name"]

@@ -73,6 +73,11 @@ def test_logs_begin_with_the_pod_that_failed_first(fake: ApiServer, job: Job) ->
     assert "ümläut" in text
 
 
+def test_without_pods_there_are_no_logs(fake: ApiServer, job: Job) -> None:
+    Kubernetes().submit(job)
+    assert Kubernetes().logs(job) is None
+
+
 def test_logs_that_are_in_the_jobs_folder_are_read_there(job: Job) -> None:
     folder = pathlib.Path(job.job_dir) / "attempts" / "1" / "logs"
     folder.mkdir(parents=True)
