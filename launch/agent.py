@@ -262,17 +262,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--host", help="Name of this host in the orders.")
     which.add_argument("--host_variable", help="Environment variable that holds that name.")
-    parser.add_argument("--job_file", help="job.json, where it is not in the orders' folder.")
+    parser.add_argument("--job_dir", help="Where job.json is, if not in the orders' folder.")
     arguments = parser.parse_args(argv)
     host = arguments.host or os.environ[arguments.host_variable]
-    return _Service(host, job_file=arguments.job_file).run()
+    return _Service(host, job_dir=arguments.job_dir).run()
 
 
 class _Service:
     """Connects a `HostAgent` to stdin, stdout and signals."""
 
-    def __init__(self, host: str, *, job_file: str | None) -> None:
-        self._host, self._job_file = host, job_file
+    def __init__(self, host: str, *, job_dir: str | None) -> None:
+        self._host, self._job_dir = host, job_dir
         self._input = LineReader(0)
         self._splitter = Splitter(host)
         self._agent: HostAgent | None = None
@@ -316,8 +316,7 @@ class _Service:
 
     def _begin(self, line: str) -> None:
         orders = Orders.from_json(line, source="orders")
-        path = pathlib.Path(self._job_file or f"{orders.job_dir}/job.json")
-        job = Job.from_json(path.read_text(), source=str(path))
+        job = Job.of_folder(self._job_dir or orders.job_dir)
         self._agent = HostAgent(job, orders, host=self._host, emit=self._write)
         self._agent.start()
 

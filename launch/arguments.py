@@ -22,7 +22,7 @@ something dies.
   drain RUN           save and stop, to go on later
   resume RUN          go on after drain, hold or failure
   cancel RUN          save and end
-  admin ...           for those who own the cluster
+  admin ...           for those who own a cluster: shares of teams, what the cluster runs
 
 The smallest job file:
 

@@ -16,9 +16,9 @@ import time
 
 from launch import snapshot
 from launch.records import RunRecord, replace_file
-from launch.run_index import JOB_FILE, RUN_ID, RunIndex, read_job
+from launch.run_index import RUN_ID, RunIndex, read_job
 from launch.snapshot import Snapshot
-from launch.spec import Job, JobSpec
+from launch.spec import JOB_FILE, Job, JobSpec
 
 _LETTERS = "bcdfghjkmnpqrstvwxz23456789"
 _RANDOM = 6

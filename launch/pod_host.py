@@ -195,7 +195,7 @@ class PodHost:
         except OSError as error:
             self._output.say(f"no agent was started: {error}")
             return
-        options = ("--host", message.host, "--job_file", str(job_file()))
+        options = ("--host", message.host, "--job_dir", str(job_folder()))
         try:
             self._agent = subprocess.Popen(
                 [*self._program, "agent", *options],
@@ -273,9 +273,9 @@ class PodHost:
             self._supervisor.wait()
 
 
-def job_file() -> pathlib.Path:
+def job_folder() -> pathlib.Path:
     """Returns where this pod finds its job."""
-    return pathlib.Path(os.environ.get("LOCKSTEP_CONFIG", "/lockstep/config")) / "job.json"
+    return pathlib.Path(os.environ.get("LOCKSTEP_CONFIG", "/lockstep/config"))
 
 
 def _received(connection: socket.socket) -> bytes:

@@ -13,9 +13,8 @@ from collections.abc import Mapping
 from typing import Self
 
 from launch.records import ContractError, Schema, replace_file
-from launch.spec import Job
+from launch.spec import JOB_FILE, Job
 
-JOB_FILE = "job.json"
 RUN_ID = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
 
 

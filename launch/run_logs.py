@@ -92,20 +92,31 @@ def show(
 
 
 def follow(
-    job: Job, *, rank: int | None, ended: Callable[[], bool], say: Callable[[str], None]
+    job: Job,
+    *,
+    engine: Engine,
+    rank: int | None,
+    ended: Callable[[], bool],
+    say: Callable[[str], None],
 ) -> None:
     """Passes on lines as they are written, also those of later attempts, until the run has ended.
 
     Args:
       job: the run.
+      engine: where it is; asked as long as the folder of the job has no logs.
       rank: only this process.
       ended: whether the run has ended.
       say: gets each line.
     """
     places: dict[pathlib.Path, int] = {}
-    shown = 0
+    shown = told = 0
     while True:
         last = ended()  # before reading, so that nothing is missed
+        if not attempts(job) and (text := engine.logs(job)) is not None:
+            lines = text.splitlines()[: None if last or text.endswith("\n") else -1]
+            for line in lines[told:]:
+                say(line)
+            told = max(told, len(lines))
         for number in attempts(job):
             if number > shown:
                 say(f"--- attempt {number}")

@@ -10,7 +10,7 @@ from launch.console import ago, clock, table
 from launch.engines.engine import Engine, EngineError, EngineState, Standing, engine_named
 from launch.journal import Journal
 from launch.orders import RankState
-from launch.records import ContractError, JournalEntry
+from launch.records import ContractError, JournalEntry, Phase
 from launch.run_index import RunEntry, RunIndex, UnknownRunError
 from launch.run_status import RunStatus
 from launch.spec import Job
@@ -104,14 +104,16 @@ class RunView:
         return f"{ago(age)} ago by process {status.pid} on {status.supervisor_host}{late}"
 
 
-def look(job: Job) -> RunView:
+def look(job: Job, *, standing: Standing) -> RunView:
     """Returns how a run stands.
+
+    Args:
+      job: the run.
+      standing: what its engine says.
 
     Raises:
       ContractError: its status or its journal cannot be read.
-      UnknownRunError: its engine does not exist here.
     """
-    standing = engine_of(job).standing(job)
     entries = Journal(job.job_dir).entries()
     recovered = next((e for e in reversed(entries) if e.event == "recovered"), None)
     return RunView(
@@ -145,8 +147,8 @@ def rank_lines(ranks: Sequence[RankState]) -> list[str]:
         )
         shown, note = shown[:_RANKS], f"... and {len(ranks) - _RANKS} more, not behind these"
     lines = [
-        f"{rank.rank} on {rank.host}: {rank.phase or 'no word yet'}"
-        f"{'' if rank.step is None else f', step {rank.step}'}, got on {ago(rank.idle_s)} ago"
+        f"{rank.rank} on {rank.host}: {_doing(rank.phase, rank.step) or 'no word yet'}, "
+        f"progress {ago(rank.idle_s)} ago"
         for rank in shown
     ]
     return [*lines, *([note] if note else [])]
@@ -207,7 +209,7 @@ def _entry(entry: RunEntry, index: RunIndex) -> dict[str, Any]:
 def _quick_state(job: Job, status: RunStatus | None) -> str:
     if status is not None and (status.state.is_final or time.time() - status.time < STALE_S):
         return str(status.state)
-    return look(job).state
+    return look(job, standing=engine_of(job).standing(job)).state
 
 
 def _what(job: Job) -> str:
@@ -219,11 +221,18 @@ def _what(job: Job) -> str:
 
 def _progress(status: RunStatus) -> str:
     parts = [f"attempt {status.attempt}"] if status.attempt else []
-    parts += [str(status.phase)] if status.phase else []
-    parts += [f"step {status.step}"] if status.step is not None else []
+    doing = _doing(status.phase, status.step)
+    parts += [doing] if doing else []
     parts += [f"loss {status.loss:.6g}"] if status.loss is not None else []
     parts += [f"saved step {status.saved_step}"] if status.saved_step is not None else []
     return ", ".join(parts)
+
+
+def _doing(phase: Phase | None, step: int | None) -> str:
+    """``step 7``, ``compile``, or ``save after step 7``."""
+    if step is None:
+        return str(phase) if phase else ""
+    return f"step {step}" if phase in (Phase.STEP, None) else f"{phase} after step {step}"
 
 
 def _hosts(status: RunStatus) -> str:

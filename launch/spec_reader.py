@@ -19,7 +19,7 @@ from launch.records import Schema
 from launch.spec import JobSpec, Seconds
 from launch.spec_problems import Problem, Severity, SpecError, nearest, within
 from launch.spec_scalars import Wrong, duration, is_empty, scalar, shown
-from launch.yaml_nodes import line_of, read_nodes
+from launch.yaml_nodes import line_of, nodes_of, read_text
 
 SUPPORTED = 1
 _ABSENT = object()
@@ -31,11 +31,13 @@ class JobFile:
 
     Attributes:
       spec: what it says.
+      text: what is written there.
       places: key -> line.
       warnings: what may not do what was meant.
     """
 
     spec: JobSpec
+    text: str
     places: Mapping[str, int]
     warnings: tuple[Problem, ...]
 
@@ -51,8 +53,9 @@ def load(path: pathlib.Path, *, engine: str | None = None) -> JobFile:
       SpecError: anything is wrong; it holds all errors in the order of the file.
     """
     check = functools.partial(spec_checks.check, engine=engine)
-    spec, reader, problems = _loaded(path, JobSpec, check)
-    return JobFile(spec=spec, places=reader.places, warnings=tuple(problems))
+    text = read_text(path)
+    spec, reader, problems = _loaded(path, JobSpec, check, text=text)
+    return JobFile(spec=spec, text=text, places=reader.places, warnings=tuple(problems))
 
 
 def load_as[T: Schema](
@@ -68,14 +71,14 @@ def load_as[T: Schema](
     Raises:
       SpecError: anything is wrong; it holds all errors in the order of the file.
     """
-    return _loaded(path, cls, check)[0]
+    return _loaded(path, cls, check, text=read_text(path))[0]
 
 
 def _loaded[T: Schema](
-    path: pathlib.Path, cls: type[T], check: Callable[[T], Iterable[Problem]]
+    path: pathlib.Path, cls: type[T], check: Callable[[T], Iterable[Problem]], *, text: str
 ) -> tuple[T, "_Reader", list[Problem]]:
     reader = _Reader(str(path), cls)
-    value = typing.cast(T, reader.read(read_nodes(path)))
+    value = typing.cast(T, reader.read(nodes_of(text, file=str(path))))
     found = [
         dataclasses.replace(problem, file=str(path), line=reader.line(problem.path))
         for problem in check(value)

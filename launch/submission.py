@@ -17,6 +17,7 @@ from launch.engines.engine import Engine, EngineState, Rendered, Standing
 from launch.exit_codes import ExitCode
 from launch.jobs import Resolved, prepare, user_name
 from launch.journal import Journal
+from launch.patience import Patience
 from launch.records import replace_file
 from launch.run_index import RunIndex
 from launch.run_status import RunStatus
@@ -75,11 +76,14 @@ def _submit(
     if standing.state in _ALIVE or supervisor_lives(job, now=now):
         return Submitted(job=job, standing=standing, how="already")
     prepare(job, code=resolved.code, text=text, index=index)
-    write_rendered(engine.render(job), job=job)
-    if standing.state is EngineState.UNKNOWN:
-        standing, how = engine.submit(job), "new"
-    else:
+    write_files(engine.render(job), folder=pathlib.Path(job.job_dir) / "rendered")
+    if standing.state is not EngineState.UNKNOWN:
         standing, how = go_on(job, engine=engine, now=now), "again"
+    elif RunStatus.read(job.job_dir) or Control.read(job.job_dir):  # it was on another engine
+        reopen(job, now=now)
+        standing, how = engine.submit(job), "again"
+    else:
+        standing, how = engine.submit(job), "new"
     note(job, "submitted", engine=job.engine, engine_id=standing.engine_id)
     return Submitted(job=job, standing=standing, how=how)
 
@@ -108,17 +112,21 @@ def go_on(job: Job, *, engine: Engine, now: float) -> Standing:
     Raises:
       EngineError: the engine cannot be reached or refused.
     """
+    reopen(job, now=now)
+    return engine.release(job)
+
+
+def reopen(job: Job, *, now: float) -> None:
+    """Takes back what a run has ended with, so that its next supervisor goes on."""
     note(job, "resumed", by=user_name())
     if Control.read(job.job_dir) is not None:
         Control(want=Want.GO_ON, by=user_name(), time=now).write(job.job_dir)
     # The status of the end would be taken for the status of what starts now.
     (pathlib.Path(job.job_dir) / run_status.FILE).unlink(missing_ok=True)
-    return engine.release(job)
 
 
-def write_rendered(rendered: Rendered, *, job: Job) -> None:
-    """Writes what is submitted into the folder of the job."""
-    folder = pathlib.Path(job.job_dir) / "rendered"
+def write_files(rendered: Rendered, *, folder: pathlib.Path) -> None:
+    """Writes what was rendered into a folder."""
     for name, text in rendered.files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -145,13 +153,14 @@ def wait(jobs: Sequence[Job], *, engine: Engine, report: Callable[[str], None]) 
 
 
 def _wait_for(job: Job, *, engine: Engine, report: Callable[[str], None]) -> int:
+    patience = Patience(job, engine=engine)
     told, unknown_since = "", None
     while True:
         status = RunStatus.read(job.job_dir)
         if status is not None and status.state.is_final:
             report(f"{job.run_id}: {status.state}. {status.next_action}".rstrip(". ") + ".")
             return int(ExitCode.EXCEPTION) if status.exit_code is None else status.exit_code
-        standing = engine.standing(job)
+        standing = patience.standing()
         if standing.state is EngineState.ENDED:
             report(_line(job, status, standing))
             return int(ExitCode.EXCEPTION) if standing.exit_code is None else standing.exit_code

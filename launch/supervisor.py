@@ -221,7 +221,9 @@ class Supervisor:
     def _finish(self, event: str, *, code: int, why: str) -> None:
         self._note(event, code=int(code), why=why)
         states = {"done": RunState.DONE, "failed": RunState.FAILED, "held": RunState.HELD}
-        resume = "" if event == "done" else f"; then: launch resume {self._job.run_id}"
+        resume = (
+            "" if event == "done" else f"; then: python -m launch.main resume {self._job.run_id}"
+        )
         self._next_action = f"{why}{resume}"
         self._write_status(states[event], code=code)
 
@@ -308,8 +310,9 @@ class Supervisor:
     def _beat(self, snapshot: Snapshot) -> None:
         self._note_recovery(snapshot, first=snapshot.entered.get(Phase.STEP))
         self._snapshot = snapshot
-        steps = [state.step for state in snapshot.ranks if state.phase is Phase.STEP]
-        state = RunState.RUNNING if steps else RunState.STARTING
+        silent = not snapshot.entered and not self._job.spec.is_trainer  # need not say a word
+        works = snapshot.ready is not None if silent else Phase.STEP in snapshot.entered
+        state = RunState.RUNNING if works else RunState.STARTING
         self._write_status(state, ranks=snapshot.ranks)
 
     def _note_recovery(self, snapshot: Snapshot, *, first: float | None) -> None:
@@ -365,8 +368,7 @@ def _known(step: int | None) -> list[int]:
 
 def supervise(job_dir: str) -> int:
     """Runs the supervisor of a job folder; returns the exit code of the run."""
-    path = pathlib.Path(job_dir) / "job.json"
-    job = Job.from_json(path.read_text(), source=str(path))
+    job = Job.of_folder(job_dir)
     signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda which, frame: signals.append(which))

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from launch import findings
 from launch.findings import Finding, Verdict
 from launch.jobs import is_here
+from launch.run_checks import is_program
 from launch.snapshot import Snapshot
 from launch.spec import Job, JobSpec
 
@@ -62,8 +63,9 @@ def sizes(spec: JobSpec) -> list[int]:
 
 def _ask(job: Job, *, hosts: int, folder: pathlib.Path, flags: Iterable[str]) -> list[Finding]:
     spec = job.spec
+    here = not spec.code.image and is_program(job.python, str(folder))
     command = [
-        sys.executable if spec.code.image else job.python,
+        job.python if here else sys.executable,
         "-m",
         "trainer.check",
         "--json",

@@ -29,10 +29,12 @@ class Validated:
     Attributes:
       report: what was found.
       resolved: the jobs; None where the job file does not come to any.
+      text: the job file as it was written; empty where it cannot be used.
     """
 
     report: Report
     resolved: Resolved | None
+    text: str
 
 
 def validate(path: pathlib.Path, *, options: Options, slow: bool = True) -> Validated:
@@ -51,7 +53,7 @@ def validate(path: pathlib.Path, *, options: Options, slow: bool = True) -> Vali
     report = Report(
         job=str(path), engine=options.engine, findings=tuple(run.found), seconds=run.seconds
     )
-    return Validated(report=report, resolved=resolved)
+    return Validated(report=report, resolved=resolved, text=file.text if file else "")
 
 
 class _DryRun:

@@ -13,7 +13,9 @@ from launch.control import Control, Want
 from launch.engines import slurm_accounting, slurm_commands, slurm_script, slurm_submission
 from launch.engines.engine import EngineError, EngineState, Gang, Rendered, Standing
 from launch.engines.slurm_submission import QueuedJob
+from launch.journal import Journal
 from launch.records import replace_file
+from launch.recovery import History
 from launch.run_status import RunState, RunStatus
 from launch.spec import Job, JobSpec
 
@@ -65,10 +67,9 @@ class Slurm:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in self.render(job).files.items():
             replace_file(folder / name, text=text)
-        status = RunStatus.read(job.job_dir)
-        job_id = slurm_submission.submit(
-            job, patience_s=_PATIENCE_S, exclude=status.excluded if status else ()
-        )
+        history = History.of(Journal(job.job_dir).entries())
+        avoided = history.avoided(now=time.time(), for_s=job.spec.recovery.exclude_s)
+        job_id = slurm_submission.submit(job, patience_s=_PATIENCE_S, exclude=avoided)
         return Standing(state=EngineState.QUEUED, engine_id=job_id)
 
     def standing(self, job: Job) -> Standing:

@@ -57,8 +57,8 @@ def run(
     Args:
       command: program of Slurm and its arguments.
       patience_s: how long to go on asking; 0 asks once.
-      always_again: every failure is taken for an unreached controller. Right for what only reads
-        and cannot be refused; never for what writes.
+      always_again: every failure but an unknown job is taken for an unreached controller. Right
+        for what only reads; never for what writes.
       between: asked before each further try whether the one before has come through after all;
         what it returns is the command's answer.
 
@@ -103,6 +103,8 @@ def _once(command: Sequence[str], *, always_again: bool) -> str:
         return done.stdout
     said = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
     message = f"{command[0]}: {said}"
+    if "invalid job id" in said.lower():
+        raise Refused(message)  # a controller that died before it had saved has forgotten the job
     if always_again or any(words in said.lower() for words in _UNREACHED):
         raise Unreached(message)
     raise Refused(message)

@@ -22,12 +22,14 @@ from launch.engines import slurm_nodes, slurm_script, slurm_submission
 from launch.engines.engine import EngineError, LeftAllocation
 from launch.engines.slurm_submission import Submissions
 from launch.orders import Host, Orders
+from launch.own_code import importable
 from launch.spec import Job
 
 PATIENCE_S = 900.0
 """How long a controller may be away while a run that needs it waits."""
 
 _FIRST_PORT, _PORTS = 20000, 12000
+_SLURMD_PORT = 6818
 _PROBE_S = 1.0
 _PROBES = 2
 _WAIT_S = 0.25
@@ -53,7 +55,7 @@ class SlurmGang:
             raise EngineError("There is no allocation around this process; use launch submit.")
         self._restart = environ.get("SLURM_RESTART_COUNT", "0")
         self._domains: dict[str, str] | None = None
-        self._port: int | None = None
+        self._port = 0
         self._signals: list[int] = []
         self._refuse_if_superseded()
 
@@ -71,6 +73,7 @@ class SlurmGang:
 
     def hosts(self) -> Sequence[Host]:
         """The allocation's nodes that live, those of one leaf switch side by side."""
+        self._slurmd_port()  # asked while all is well
         shown = self._scontrol("--oneliner", "show", "node", ",".join(self._allocated()))
         nodes = slurm_nodes.nodes(shown)
         if self._domains is None:
@@ -101,7 +104,7 @@ class SlurmGang:
         with (logs / "srun.log").open("ab") as errors:
             process = subprocess.Popen(
                 [*_srun(names, name=f"attempt{orders.attempt}"), *agent],
-                env=_own_path(self._environ),
+                env=importable(self._environ),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -111,10 +114,15 @@ class SlurmGang:
         return [process]
 
     def reachable(self, host: Host) -> bool:
-        """Whether the node's slurmd, or at least its kernel, answers."""
+        """Whether the node's slurmd, or at least its kernel, answers.
+
+        Where nothing answers it is this host that is cut off, and nobody is to blame.
+        """
         if host.name == self._environ.get(_NODE):
             return True
-        return any(_answers(host.address, self._slurmd_port()) for _ in range(_PROBES))
+        if any(_answers(host.address, self._slurmd_port()) for _ in range(_PROBES)):
+            return True
+        return self._is_cut_off()
 
     def end(self, *, timeout_s: float) -> None:
         """Waits for an orphaned srun and its step; agents let their processes save."""
@@ -170,11 +178,18 @@ class SlurmGang:
         other = next((name for name in others if name not in active), others[0])
         lookout = subprocess.Popen(
             [*_srun([other], name=_LOOKOUT), *module, *arguments],
-            env=_own_path(self._environ),
+            env=importable(self._environ),
             stdin=subprocess.DEVNULL,
             process_group=0,
         )
         ranks.write_pids(pids, [lookout.pid])
+
+    def _is_cut_off(self) -> bool:
+        try:
+            commands.run(["scontrol", "ping"], patience_s=0, always_again=True)
+        except commands.Unreached:
+            return True
+        return False
 
     def _allocated(self) -> list[str]:
         """Nodes that the job still has; one that Slurm gave up is no longer among them."""
@@ -201,9 +216,9 @@ class SlurmGang:
         return commands.run(["scontrol", *words], patience_s=PATIENCE_S, always_again=True)
 
     def _slurmd_port(self) -> int:
-        if self._port is None:
+        if not self._port:
             found = slurm_nodes.setting(self._scontrol("show", "config"), "SlurmdPort")
-            self._port = int(found) if found.isdecimal() else 6818
+            self._port = int(found) if found.isdecimal() else _SLURMD_PORT
         return self._port
 
     def _superseded(self) -> bool:
@@ -251,10 +266,3 @@ def _answers(address: str, port: int) -> bool:
         return True
     except OSError:
         return False
-
-
-def _own_path(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment, with Lockstep itself importable wherever the job's code is."""
-    root = str(pathlib.Path(__file__).resolve().parents[2])
-    paths = [root, *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
-    return {**environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}

@@ -8,14 +8,14 @@ successor and ends this job. Standard library only.
 
 import argparse
 import os
-import pathlib
 import sys
 import time
 from collections.abc import Sequence
 
 from launch.engines import slurm_commands as commands
 from launch.engines import slurm_nodes, slurm_submission
-from launch.run_status import RunStatus
+from launch.journal import Journal
+from launch.recovery import History
 from launch.spec import Job
 
 _EVERY_S = 5.0
@@ -26,9 +26,9 @@ def look(job: Job, *, host: str, job_id: str) -> None:
     """Returns when ``host`` was lost and the run has a successor."""
     while _lives(host, job_id=job_id):
         time.sleep(_EVERY_S)
-    status = RunStatus.read(job.job_dir)
-    excluded = dict.fromkeys((*(status.excluded if status else ()), host))
-    slurm_submission.submit(job, patience_s=_PATIENCE_S, after=job_id, exclude=tuple(excluded))
+    history = History.of(Journal(job.job_dir).entries())
+    avoided = history.avoided(now=time.time(), for_s=job.spec.recovery.exclude_s)
+    slurm_submission.submit(job, patience_s=_PATIENCE_S, after=job_id, exclude=(*avoided, host))
     commands.run(["scancel", job_id], patience_s=_PATIENCE_S, always_again=True)
 
 
@@ -49,8 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--job_dir", required=True, help="Folder that holds job.json.")
     parser.add_argument("--host", required=True, help="Node that runs the supervisor.")
     arguments = parser.parse_args(argv)
-    path = pathlib.Path(arguments.job_dir) / "job.json"
-    job = Job.from_json(path.read_text(), source=str(path))
+    job = Job.of_folder(arguments.job_dir)
     look(job, host=arguments.host, job_id=os.environ["SLURM_JOB_ID"])
     return 0
 

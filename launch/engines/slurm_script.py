@@ -94,8 +94,9 @@ def keeps_allocation(spec: JobSpec) -> bool:
 def _nodes(spec: JobSpec, *, again: bool) -> list[str]:
     resources, spares = spec.resources, spec.recovery.spares
     most = (resources.max_hosts or resources.hosts) + spares
-    smaller = resources.min_hosts if again else None
-    least = smaller or resources.hosts + spares
+    least = resources.hosts + spares
+    if again:  # better without spares than waiting for them
+        least = resources.min_hosts or resources.hosts
     # One task per host: an agent, which starts the host's processes.
     return [
         f"--nodes={least}" if least == most else f"--nodes={least}-{most}",

@@ -74,12 +74,7 @@ class Submissions(Schema):
     @classmethod
     def read(cls, job_dir: str) -> Self | None:
         """Returns what was written last; None before the first."""
-        path = pathlib.Path(job_dir) / FILE
-        try:
-            text = path.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return None
-        return cls.from_json(text, source=str(path))
+        return cls.read_file(pathlib.Path(job_dir) / FILE)
 
 
 def queued(job: Job, *, patience_s: float) -> list[QueuedJob]:

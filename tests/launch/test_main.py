@@ -14,7 +14,7 @@ import pytest
 
 from launch import arguments, main, submission
 from launch.control import Control, Want
-from launch.engines.engine import ENGINES, EngineState
+from launch.engines.engine import ENGINES, EngineState, Standing
 from launch.journal import Journal
 from launch.records import Phase
 from launch.run_index import RunIndex
@@ -83,6 +83,9 @@ def test_help_teaches_with_a_job_file_and_examples(capsys: pytest.CaptureFixture
             main.main([command, "--help"])
         assert f"  {arguments.PROGRAM} {command}" in capsys.readouterr().out
     assert "resources: {accelerator: cpu}" in text
+    with pytest.raises(SystemExit, match="0"):
+        main.main(["admin", "render", "--help"])
+    assert "admin render configs/clusters/teams.yaml" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("argv", [[], ["submi"], ["submit"], ["submit", "a", "--engine=b"]])
@@ -149,6 +152,30 @@ def test_a_run_is_not_submitted_twice_and_goes_on_after_its_end(door: Door) -> N
     assert RunStatus.read(str(folder)) is None
     events = [entry.event for entry in Journal(folder).entries()]
     assert events == ["submitted", "resumed", "submitted"]
+
+
+def test_a_run_that_stopped_on_one_engine_goes_on_on_another(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = door.folder / "runs" / "tiny"
+    run_id = door.submitted()
+    status_of(folder, RunState.STOPPED, code=75)
+    Control(want=Want.DRAIN, by="ada", time=0.0).write(str(folder))
+    toy_engine.move(run_id, EngineState.ENDED, code=75)
+    argv = ("submit", str(door.file), "--engine=supervised_toy")
+    monkeypatch.setattr(toy_engine.Toy, "standing", lambda *_: Standing(state=EngineState.UNKNOWN))
+    (run,) = door.json(*argv)["runs"]
+    assert (run["run_id"], run["how"], run["engine"]) == (run_id, "again", "supervised_toy")
+    assert RunStatus.read(str(folder)) is None
+    control = Control.read(str(folder))
+    assert control is not None
+    assert control.want is Want.GO_ON
+
+
+def test_a_name_that_is_no_text_does_not_end_the_command(door: Door) -> None:
+    name = os.fsdecode(b"job-\xff.yaml")
+    (door.folder / name).write_text("name: tiny\n")
+    assert "\\udcff" in door("validate", name, "--engine=toy", code=64)
 
 
 def test_of_many_submissions_at_once_one_wins(door: Door) -> None:

@@ -78,10 +78,10 @@ def test_all_that_a_person_needs_is_shown(job: Job) -> None:
     for part in (
         "tiny-1, running",
         "1 x 1 cpu, normal",
-        "attempt 2, step, step 12, loss 2.5, saved step 10",
+        "attempt 2, step 12, loss 2.5, saved step 10",
         "a, b; spare: c; avoided: d",
-        "0 on a: step, step 5, got on 0 s ago",
-        "1 on a: step, got on",
+        "0 on a: step 5, progress 0 s ago",
+        "1 on a: step, progress",
         "ended with 124, rank 3 on b: Hang, no step for 60 s",
         "is back at step 10 after 9.5 s: detect 0.4",
         "trains on",

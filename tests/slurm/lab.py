@@ -26,10 +26,13 @@ REPOSITORY = pathlib.Path(__file__).parents[2]
 ORDINARY_USER = 65534
 """Whoever submits jobs in tests: nobody, who can read the checkout and write to `Lab.shared`."""
 
+USERS = ("root", "nobody")
+"""Whoever may have jobs."""
+
 COMMANDS = ("sbatch", "scontrol", "squeue", "scancel", "sinfo", "srun", "sacct", "sacctmgr")
 LIMIT_S = 60.0
 
-USABLE = {"idle", "allocated"}
+USABLE = {"idle", "planned", "allocated"}
 """States of a node that needs no mending."""
 
 
@@ -133,17 +136,29 @@ class Lab:
     def reset(self) -> None:
         """Undoes what a test did: jobs, cut links, dead nodes, a dead controller."""
         self.start_controller()
-        usable = {name for name, state in self.node_states().items() if state in USABLE}
         for node in self.nodes:
-            if node.name in self._cut or node.name not in usable:
-                # What waits there for a connection that is gone would wait for minutes.
-                self.power_off(node.name)
-            self.power_on(node.name)
+            if node.name in self._cut or node.pid is None:
+                self._power_cycle(node.name)
         self._cut.clear()
-        self.run(["scancel", "--state=PENDING", "--user=root,nobody"], check=False)
-        self.run(["scancel", "--user=root,nobody"], check=False)
-        wait_until(lambda: not self.run(["squeue", "-h"]).stdout.strip(), what="an empty queue")
+        # What waits first, or it starts when what runs has ended.
+        for flags in (["--state=PENDING"], []):
+            for user in USERS:
+                self.run(["scancel", *flags, f"--user={user}"], check=False)
+        try:
+            wait_until(self._is_empty, what="an empty queue", limit_s=15)
+        except TimeoutError:
+            # What waits there for a connection that is gone would wait for minutes.
+            for node in self.nodes:
+                self._power_cycle(node.name)
+            wait_until(self._is_empty, what="an empty queue")
         self.wait_for_nodes()
+
+    def _is_empty(self) -> bool:
+        return not self.run(["squeue", "-h"]).stdout.strip()
+
+    def _power_cycle(self, name: str) -> None:
+        self.power_off(name)
+        self.power_on(name)
 
     def wait_for_nodes(self) -> None:
         """Returns when every node is idle or busy; resumes what is drained or down."""
@@ -211,6 +226,11 @@ class Lab:
         if not self._runs(node, f"slurmd-{name}"):
             (self.folder / "spool" / name).mkdir(parents=True, exist_ok=True)
             self.run(["slurmd"], on=node)
+
+    def wait_until_saved(self) -> None:
+        """Returns when slurmctld has saved what it knows of jobs; it does so every few seconds."""
+        saved, now = self.folder / "state/job_state", time.time()
+        wait_until(lambda: saved.exists() and saved.stat().st_mtime > now, what="a saved state")
 
     def kill_controller(self) -> None:
         """Kills slurmctld without a word; what it had not saved is lost."""

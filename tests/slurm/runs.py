@@ -4,12 +4,14 @@ import dataclasses
 import os
 import pathlib
 import re
+import time
 from collections.abc import Sequence
 from typing import Any
 
+from launch import submission
 from launch.engines.engine import Standing
 from launch.engines.slurm import Slurm
-from launch.spec import Job, Seconds, SlurmOptions, Watchdog
+from launch.spec import Job, Seconds, SlurmOptions, Topology, Watchdog
 from tests.chaos.harness import FakeRun, fake_run
 from tests.slurm.lab import Lab, wait_until
 
@@ -40,6 +42,12 @@ class SlurmRun(FakeRun):
 
     def standing(self) -> Standing:
         return Slurm().standing(self.job)
+
+    def cancel(self) -> None:
+        Slurm().cancel(self.job)
+
+    def resume(self) -> None:
+        submission.go_on(self.job, engine=Slurm(), now=time.time())
 
     def wait_for_end(self) -> int:
         """Returns the run's exit code."""
@@ -98,6 +106,7 @@ def slurm_run(
     runtime: dict[str, Any] | None = None,
     resources: dict[str, Any] | None = None,
     recovery: dict[str, Any] | None = None,
+    topology: dict[str, Any] | None = None,
     spec: dict[str, Any] | None = None,
     folder: pathlib.Path | None = None,
 ) -> SlurmRun:
@@ -112,6 +121,7 @@ def slurm_run(
         base,
         runtime=dataclasses.replace(base.runtime, **(runtime or {})),
         resources=dataclasses.replace(base.resources, **(resources or {})),
+        topology=Topology(**(topology or {})),
         recovery=dataclasses.replace(base.recovery, watchdog=WATCHDOG, **(recovery or {})),
         **(spec or {}),
     )
