@@ -13,6 +13,8 @@ import pytest
 from launch.engines import kubernetes_names as names
 from launch.engines.kubernetes import Kubernetes
 from launch.journal import Journal
+from launch.pod_output import last_status
+from launch.run_status import RunState
 from launch.spec import (
     Checkpoint,
     Job,
@@ -174,4 +176,7 @@ def test_without_a_shared_folder_numbers_still_grow(submitted: Any, tmp_path: pa
     numbers = {int(path.name.split(".")[1]) for path in tmp_path.glob("up.*")}
     assert len(first) == 1
     assert len(numbers) == 2
+    status = last_status(kubelet.output("0-0"))
+    assert status is not None
+    assert (status.state, status.attempt) == (RunState.DONE, max(numbers))
     assert max(numbers) > max(first) > 1_700_000_000
