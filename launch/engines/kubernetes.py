@@ -29,6 +29,10 @@ _LINES = 2000
 class Kubernetes:
     """See launch/engines/engine.py."""
 
+    def __init__(self) -> None:
+        """Connects to nothing yet."""
+        self._apis: dict[str, Api] = {}  # logging in may start a program, which takes a second
+
     def refusals(self, spec: JobSpec) -> list[str]:
         """Returns what of a job file Kubernetes cannot do, each with what to do instead."""
         return kubernetes_refusals.refusals(spec)
@@ -48,7 +52,7 @@ class Kubernetes:
         Raises:
           EngineError: the API server cannot be reached or refused.
         """
-        api = _api(job)
+        api = self._api(job)
         found = api.get("JobSet", names.jobset_name(job))
         if found:
             _check_own(found, job)
@@ -71,11 +75,12 @@ class Kubernetes:
         the one of the pods.
         """
         try:
-            seen = _look(_api(job), job)
+            api = self._api(job)
+            seen = _look(api, job)
         except EngineError as error:
             return Standing(state=EngineState.UNKNOWN, detail=str(error))
         if seen is not None:
-            _keep_status(job, seen)
+            _keep_status(api, job, seen)
             return kubernetes_status.standing(seen)
         control = Control.read(job.job_dir)
         want = control.want if control else Want.GO_ON
@@ -89,7 +94,7 @@ class Kubernetes:
         Raises:
           EngineError: the API server cannot be reached or refused.
         """
-        _api(job).delete("JobSet", names.jobset_name(job))
+        self._api(job).delete("JobSet", names.jobset_name(job))
 
     def release(self, job: Job) -> Standing:
         """Has Kueue take a held set again, or makes a new one of a set that has ended.
@@ -100,7 +105,7 @@ class Kubernetes:
         Raises:
           EngineError: the API server cannot be reached or refused, or pods do not go away.
         """
-        api = _api(job)
+        api = self._api(job)
         seen = _look(api, job)
         if seen is None:
             return self.submit(job)
@@ -121,7 +126,7 @@ class Kubernetes:
         """
         if any(pathlib.Path(job.job_dir).glob("attempts/*/logs/*")):
             return None
-        api = _api(job)
+        api = self._api(job)
         pods = kubernetes_status.failed_first(api.labelled("Pod", labels=_of_run(job)))
         if not pods:
             return None
@@ -137,6 +142,10 @@ class Kubernetes:
         from launch.engines import kubernetes_preflight
 
         return kubernetes_preflight.report(Api(namespace))
+
+    def _api(self, job: Job) -> Api:
+        namespace = names.namespace(job)
+        return self._apis.setdefault(namespace, Api(namespace))
 
     def _remove(self, api: Api, job: Job) -> None:
         """Deletes a run's objects and waits until none is left to be taken for the next one's."""
@@ -156,11 +165,7 @@ class Kubernetes:
             time.sleep(_ASK_EVERY_S)
 
 
-def _api(job: Job) -> Api:
-    return Api(names.namespace(job))
-
-
-def _keep_status(job: Job, seen: Seen) -> None:
+def _keep_status(api: Api, job: Job, seen: Seen) -> None:
     """Keeps what the supervisor in the first pod says, for ``status`` and ``submit --wait``."""
     folder = pathlib.Path(job.job_dir)
     first = f"{names.jobset_name(job)}-{names.REPLICATED_JOB}-0-0-"
@@ -169,7 +174,7 @@ def _keep_status(job: Job, seen: Seen) -> None:
         return
     for pod in (name for name in pods if name.startswith(first)):
         with contextlib.suppress(EngineError):  # a status is no reason to fail
-            if status := last_status(_api(job).log(pod, lines=_LINES)):
+            if status := last_status(api.log(pod, lines=_LINES)):
                 status.write(job.job_dir)
 
 
