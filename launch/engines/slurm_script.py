@@ -44,8 +44,8 @@ def options(job: Job, *, again: bool = False, exclude: tuple[str, ...] = ()) -> 
         f"--output={output_pattern(job)}",
         "--open-mode=append",
         "--requeue",
-        # To the agents, which are the job's steps; the batch script's own is never needed.
-        f"--signal=USR2@{math.ceil(spec.runtime.grace_s) + _MARGIN_S}",
+        # B: to the supervisor alone; a step's signal would reach every process of a rank, too.
+        f"--signal=B:USR2@{math.ceil(spec.runtime.grace_s) + _MARGIN_S}",
         f"--export={_EXPORT}",
     ]
     if spec.runtime.max_walltime_s:
