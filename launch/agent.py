@@ -23,7 +23,7 @@ from launch.health import Finding, Health
 from launch.lines import LineReader, Splitter
 from launch.orders import Command, Event, EventKind, Orders, Place, Verb
 from launch.ranks import RankProcess
-from launch.records import ContractError, RankExit
+from launch.records import ContractError, Phase, RankExit
 from launch.spec import Job
 from launch.watchdog import Limits
 
@@ -52,6 +52,7 @@ class HostAgent:
         self._ranks: dict[int, RankProcess] = {}
         self._health: Health | None = None
         self._beat_at = 0.0
+        self._phases: tuple[Phase | None, ...] = ()
         self._kill_at: float | None = None
         self._stacks_at: float | None = None
         self._stuck: set[int] = set()
@@ -104,7 +105,9 @@ class HostAgent:
         self._look_for_stuck()
         for finding in self._health.check() if self._health else ():
             self._unhealthy(finding)
-        if now >= self._beat_at:
+        phases = tuple(rank.state().phase for rank in self._ranks.values())
+        if now >= self._beat_at or phases != self._phases:
+            self._phases = phases
             self._beat_at = now + self.job.spec.recovery.watchdog.beat_s
             self._emit(EventKind.BEAT, ranks=True)
         if self._stacks_at is not None and now >= self._stacks_at:
@@ -259,17 +262,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--host", help="Name of this host in the orders.")
     which.add_argument("--host_variable", help="Environment variable that holds that name.")
-    parser.add_argument("--job_file", help="job.json, where it is not in the orders' folder.")
+    parser.add_argument("--job_dir", help="Where job.json is, if not in the orders' folder.")
     arguments = parser.parse_args(argv)
     host = arguments.host or os.environ[arguments.host_variable]
-    return _Service(host, job_file=arguments.job_file).run()
+    return _Service(host, job_dir=arguments.job_dir).run()
 
 
 class _Service:
     """Connects a `HostAgent` to stdin, stdout and signals."""
 
-    def __init__(self, host: str, *, job_file: str | None) -> None:
-        self._host, self._job_file = host, job_file
+    def __init__(self, host: str, *, job_dir: str | None) -> None:
+        self._host, self._job_dir = host, job_dir
         self._input = LineReader(0)
         self._splitter = Splitter(host)
         self._agent: HostAgent | None = None
@@ -313,8 +316,7 @@ class _Service:
 
     def _begin(self, line: str) -> None:
         orders = Orders.from_json(line, source="orders")
-        path = pathlib.Path(self._job_file or f"{orders.job_dir}/job.json")
-        job = Job.from_json(path.read_text(), source=str(path))
+        job = Job.of_folder(self._job_dir or orders.job_dir)
         self._agent = HostAgent(job, orders, host=self._host, emit=self._write)
         self._agent.start()
 

@@ -22,7 +22,7 @@ something dies.
   drain RUN           save and stop, to go on later
   resume RUN          go on after drain, hold or failure
   cancel RUN          save and end
-  admin ...           for those who own the cluster
+  admin ...           for those who own a cluster: shares of teams, what the cluster runs
 
 The smallest job file:
 
@@ -54,6 +54,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _job_commands(commands)
     _run_commands(commands)
+    _admin_commands(commands)
     return top
 
 
@@ -131,6 +132,31 @@ def _run_commands(commands: Any) -> None:
         "cancel": "Asks a run to save and ends it.",
     }.items():
         _run(_add(commands, name, text, [f"{name} quickstart-x7k2mn"]))
+
+
+def _admin_commands(commands: Any) -> None:
+    one = _add(
+        commands,
+        "admin",
+        "For those who own a cluster. render prints what a file of teams comes to: Kueue's queues, "
+        "quotas, flavors and topology, or Slurm's accounts, qualities of service and "
+        "configuration; nothing is applied. preflight says what a Kubernetes cluster runs, and "
+        "which of it is known not to work.",
+        [
+            "admin render configs/clusters/teams.yaml --engine=kubernetes",
+            "admin render configs/clusters/teams.yaml --engine=slurm --into=slurm",
+            "admin preflight --namespace=research",
+        ],
+    )
+    one.add_argument("action", choices=("render", "preflight"), help="What to do.")
+    one.add_argument("teams", metavar="TEAMS.yaml", nargs="?", help="The file of teams (render).")
+    one.add_argument(
+        "--engine", choices=("kubernetes", "slurm"), default="kubernetes", help="What owns it."
+    )
+    one.add_argument("--into", metavar="FOLDER", help="Write files there instead (render).")
+    one.add_argument(
+        "--namespace", default="default", help="A namespace that may be looked at (preflight)."
+    )
 
 
 def _add(commands: Any, name: str, text: str, examples: Sequence[str]) -> argparse.ArgumentParser:

@@ -24,10 +24,12 @@ from launch.spec import Job
 
 _READY_S = 60.0
 _SETTLE_S = 5.0
+_SETTLE_KNOWN_S = 1.0
 _SETTLE_LOST_S = 0.5
 _STACKS_S = 6.0
 _ENDED_S = 15.0
 _LEFT_S = 10.0
+_LEFT_BROKEN_S = 2.0
 
 
 class Stop(enum.StrEnum):
@@ -48,7 +50,6 @@ class Outcome:
       banned: its host must not be used again.
       displaced: the engine wants the hosts back.
       stop: what it was asked to stop for.
-      detected: seconds since 1970 at which the first trouble was heard of; None without any.
       stacks: rank -> text.
     """
 
@@ -56,7 +57,6 @@ class Outcome:
     banned: bool = False
     displaced: bool = False
     stop: Stop | None = None
-    detected: float | None = None
     stacks: Mapping[int, str] = dataclasses.field(default_factory=dict)
 
 
@@ -117,7 +117,7 @@ class AttemptRun:
         self._stacks_from: set[str] = set()
         self._notice = ""
         self._stop: Stop | None = None
-        self._detected: float | None = None
+        self._troubled = False
         self._kill_at: float | None = None
         self._killed_at: float | None = None
 
@@ -217,7 +217,10 @@ class AttemptRun:
         if ended.code == ExitCode.DONE or (ended.code == ExitCode.PREEMPTED and self._stop):
             return
         self._trouble(ended.host, cause=ended.cause, message=ended.message, rank=ended.rank)
-        if self._kill_at is None and ended.cascade:
+        if not ended.cascade:
+            self._end_in(_SETTLE_KNOWN_S)
+            return
+        if self._kill_at is None:
             self._tell(Verb.DUMP)  # whoever failed may still live
         self._end_in(_SETTLE_S)
 
@@ -276,8 +279,8 @@ class AttemptRun:
 
     def _trouble(self, host: str, *, cause: str, message: str, rank: int | None = None) -> None:
         """Writes down the first sign of trouble, which need not be its cause."""
-        if self._detected is None:
-            self._detected = time.time()
+        if not self._troubled:
+            self._troubled = True
             self._note("incident", host=host, rank=rank, cause=cause, message=message)
 
     def _end_in(self, seconds: float) -> None:
@@ -312,7 +315,9 @@ class AttemptRun:
 
     def _close(self) -> None:
         for channel in self._channels:
-            channel.close(timeout_s=_LEFT_S if self._killed_at is None else 2.0)
+            # Whoever carries the lines of a lost host, too, would wait for it for minutes.
+            clean = self._killed_at is None and not self._faults
+            channel.close(timeout_s=_LEFT_S if clean else _LEFT_BROKEN_S)
 
     def _outcome(self) -> Outcome:
         evidence = Evidence(
@@ -332,7 +337,6 @@ class AttemptRun:
             banned=reason.host in self._banned,
             displaced=self._stop in (Stop.ENGINE, Stop.WALLTIME) and not self._faults,
             stop=self._stop,
-            detected=self._detected,
             stacks=self._stacks,
         )
 

@@ -38,12 +38,7 @@ class Control(Schema):
     @classmethod
     def read(cls, job_dir: str) -> Self | None:
         """Returns what was asked last; None where nothing was."""
-        path = pathlib.Path(job_dir) / FILE
-        try:
-            text = path.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return None
-        return cls.from_json(text, source=str(path))
+        return cls.read_file(pathlib.Path(job_dir) / FILE)
 
     def write(self, job_dir: str) -> None:
         """Asks; replaces what was asked before."""

@@ -16,9 +16,9 @@ import time
 
 from launch import snapshot
 from launch.records import RunRecord, replace_file
-from launch.run_index import JOB_FILE, RUN_ID, RunIndex, read_job
+from launch.run_index import RUN_ID, RunIndex, read_job
 from launch.snapshot import Snapshot
-from launch.spec import Job, JobSpec
+from launch.spec import JOB_FILE, Job, JobSpec
 
 _LETTERS = "bcdfghjkmnpqrstvwxz23456789"
 _RANDOM = 6
@@ -98,8 +98,15 @@ def prepare(job: Job, *, code: Snapshot | None, text: str, index: RunIndex) -> N
 
     Raises:
       SnapshotError: the code changed since `resolve`.
+      JobError: another run was submitted into that folder meanwhile.
     """
     folder = pathlib.Path(job.job_dir)
+    former = folder / JOB_FILE
+    if former.is_file() and (other := read_job(former).run_id) != job.run_id:
+        raise JobError(
+            f"{folder} belongs to run {other!r}. Submit again to go on with it, or take another "
+            "checkpoint.root."
+        )
     folder.mkdir(parents=True, exist_ok=True)
     if code is not None:
         (folder / "code").mkdir(exist_ok=True)
@@ -107,6 +114,14 @@ def prepare(job: Job, *, code: Snapshot | None, text: str, index: RunIndex) -> N
     replace_file(folder / "job.yaml", text=text)
     replace_file(folder / JOB_FILE, text=job_text(job))
     index.add(job, time=time.time())
+
+
+def user_name() -> str:
+    """Returns who runs this process: a name, or a number where it has none (in containers)."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
 
 
 def job_text(job: Job) -> str:
@@ -184,7 +199,7 @@ def _settled(spec: JobSpec, *, folder: pathlib.Path, code: Snapshot | None) -> J
         data = dataclasses.replace(data, path=_absolute(data.path, folder))
     return dataclasses.replace(
         spec,
-        owner=dataclasses.replace(spec.owner, user=spec.owner.user or getpass.getuser()),
+        owner=dataclasses.replace(spec.owner, user=spec.owner.user or user_name()),
         workload=dataclasses.replace(spec.workload, gin_files=files),
         checkpoint=dataclasses.replace(spec.checkpoint, root=root),
         code=dataclasses.replace(spec.code, snapshot=str(code.folder) if code else ""),

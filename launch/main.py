@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import io
 import os
 import pathlib
 import shlex
@@ -9,21 +10,23 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from launch import arguments, run_logs, run_view, steering, story, submission
+from launch import admin, arguments, run_logs, run_view, steering, story, submission
 from launch.console import remark, say, say_json
 from launch.engines.engine import EngineError, EngineState, engine_named
+from launch.engines.kubernetes import Kubernetes
 from launch.exit_codes import ExitCode
 from launch.findings import Report, Verdict
 from launch.jobs import JobError, Options, job_text
 from launch.journal import Journal
+from launch.patience import Patience
 from launch.records import ContractError
-from launch.run_index import JOB_FILE, RunIndex, UnknownRunError
+from launch.run_index import RunIndex, UnknownRunError
 from launch.run_logs import NoLogsError
 from launch.snapshot import SnapshotError
-from launch.spec import Job
+from launch.spec import JOB_FILE, Job
 from launch.spec_problems import SpecError
 from launch.steering import SteeringError
-from launch.submission import Submitted
+from launch.submission import Submitted, write_files
 from launch.validate import Validated, validate
 
 WATCH_S = 2.0
@@ -43,6 +46,7 @@ Arguments = argparse.Namespace
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit status."""
+    _print_anything()
     given = arguments.parser().parse_args(argv)
     try:
         return _COMMANDS[given.command](given)
@@ -102,7 +106,7 @@ def _submit(given: Arguments) -> int:
     done = submission.submit(
         checked.resolved,
         engine=engine,
-        text=pathlib.Path(given.job).read_text(encoding="utf-8"),
+        text=checked.text,
         index=_index(),
         now=time.time(),
     )
@@ -121,30 +125,33 @@ def _submit(given: Arguments) -> int:
 
 
 def _status(given: Arguments) -> int:
-    index = _index()
-    while True:
-        if given.run is None:
-            entries = run_view.listing(index, most=given.most)
-            answer, is_final = {"runs": entries}, False
-            text = run_view.show_listing(entries)
-        else:
-            view = run_view.look(index.find(given.run))
-            answer, is_final, text = view.as_dict(), view.is_final, view.show()
+    if given.run is None:
+        entries = run_view.listing(_index(), most=given.most)
         if given.json:
-            say_json(answer)
+            say_json({"runs": entries})
+        else:
+            say(run_view.show_listing(entries))
+        return 0
+    job = _index().find(given.run)
+    patience = Patience(job, engine=run_view.engine_of(job))
+    while True:
+        view = run_view.look(job, standing=patience.standing())
+        if given.json:
+            say_json(view.as_dict())
         else:
             again = given.watch and sys.stdout.isatty()
-            say(f"{_CLEAR if again else ''}{text}")
-        if is_final or not given.watch:
+            say(f"{_CLEAR if again else ''}{view.show()}")
+        if view.is_final or not given.watch:
             return 0
         time.sleep(WATCH_S)
 
 
 def _logs(given: Arguments) -> int:
     job = _index().find(given.run)
-    engine = engine_named(job.engine)
+    engine = run_view.engine_of(job)
     if given.follow:
-        run_logs.follow(job, rank=given.rank, ended=lambda: run_view.look(job).is_final, say=say)
+        ended = Patience(job, engine=engine).is_final
+        run_logs.follow(job, engine=engine, rank=given.rank, ended=ended, say=say)
         return 0
     lines = run_logs.show(
         job, engine=engine, attempt=given.attempt, rank=given.rank, lines=given.lines
@@ -160,7 +167,7 @@ def _logs(given: Arguments) -> int:
 def _explain(given: Arguments) -> int:
     job = _index().find(given.run)
     entries = Journal(job.job_dir).entries()
-    view = run_view.look(job)
+    view = run_view.look(job, standing=run_view.engine_of(job).standing(job))
     if given.json:
         told = [{**dataclasses.asdict(e), "told": story.told(e)} for e in entries]
         summary = dataclasses.asdict(story.Summary.of(entries))
@@ -174,18 +181,39 @@ def _explain(given: Arguments) -> int:
 
 def _cancel(given: Arguments) -> int:
     job = _index().find(given.run)
-    return _done(given, job, steering.cancel(job, engine=engine_named(job.engine)))
+    return _done(given, job, steering.cancel(job, engine=run_view.engine_of(job)))
 
 
 def _drain(given: Arguments) -> int:
     job = _index().find(given.run)
-    return _done(given, job, steering.drain(job, engine=engine_named(job.engine)))
+    return _done(given, job, steering.drain(job, engine=run_view.engine_of(job)))
 
 
 def _resume(given: Arguments) -> int:
     job = _index().find(given.run)
-    standing = steering.resume(job, engine=engine_named(job.engine))
+    standing = steering.resume(job, engine=run_view.engine_of(job))
     return _done(given, job, f"{job.run_id} goes on: {standing.state}.")
+
+
+def _admin(given: Arguments) -> int:
+    if given.action == "preflight":
+        lines = Kubernetes().preflight(given.namespace)
+        say_json({"lines": lines}) if given.json else say("\n".join(lines))
+        wrong = any(line.startswith("WRONG") for line in lines)
+        return int(ExitCode.CONFIGURATION) if wrong else 0
+    if given.teams is None:
+        return _failed(given, "admin render needs TEAMS.yaml.", code=ExitCode.CONFIGURATION)
+    made = admin.render(pathlib.Path(given.teams), engine=given.engine)
+    if given.json:
+        say_json({"files": dict(made.files), "command": list(made.command)})
+    elif given.into is None:
+        for name, text in made.files.items():
+            say(f"# ---- {name}\n{text.rstrip()}")
+    else:
+        write_files(made, folder=pathlib.Path(given.into))
+        say(f"{', '.join(made.files)} are in {given.into}.")
+    remark(f"To be looked at, and then applied there with: {shlex.join(made.command)}")
+    return 0
 
 
 _COMMANDS: Mapping[str, Callable[[Arguments], int]] = {
@@ -198,6 +226,7 @@ _COMMANDS: Mapping[str, Callable[[Arguments], int]] = {
     "cancel": _cancel,
     "drain": _drain,
     "resume": _resume,
+    "admin": _admin,
 }
 
 
@@ -283,6 +312,13 @@ def _failed(given: Arguments, message: str, *, code: ExitCode) -> int:
 def _of_files(error: OSError) -> str:
     where = f"{error.filename}: " if error.filename else ""
     return f"{where}{error.strerror or error}."
+
+
+def _print_anything() -> None:
+    """Names of files need not be text, and terminals need not know every letter."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _reader_left() -> int:

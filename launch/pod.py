@@ -17,7 +17,7 @@ from launch import agent
 from launch.exit_codes import ExitCode
 from launch.journal import Journal
 from launch.pod_gang import PodsGang
-from launch.pod_host import PodHost, PodPlace, job_file
+from launch.pod_host import PodHost, PodPlace, job_folder
 from launch.pod_link import PORT
 from launch.pod_output import Output
 from launch.records import ContractError
@@ -33,8 +33,7 @@ def main(argv: Sequence[str]) -> int:
     """Runs a role: a pod, or for its own use ``supervisor`` and ``agent``."""
     if argv[:1] == ["agent"]:
         return agent.main(argv[1:])
-    path = job_file()
-    job = Job.from_json(path.read_text(encoding="utf-8"), source=str(path))
+    job = Job.of_folder(job_folder())
     place = PodPlace.read(os.environ, job=job)
     if argv[:1] == ["supervisor"]:
         return supervise(job, place=place)

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import IO
 
 from launch.engines.engine import LeftAllocation
+from launch.engines.kubernetes_names import pod_count
 from launch.exit_codes import ExitCode
 from launch.orders import Host, Orders
 from launch.pod_link import Kind, Message, keep_alive, read_line
@@ -112,7 +113,7 @@ class PodsGang:
         """
         with self._changed:
             here = len(self._pods)
-        wanted = self._job.spec.resources.hosts
+        wanted = pod_count(self._job.spec)
         if here >= wanted:
             return None
         why = f"{here} of {wanted} pods have started"
@@ -186,7 +187,7 @@ class PodsGang:
 
     def finish(self, code: int, *, text: str) -> None:
         """Has all pods end with a code, also those that are still to come, and waits a while."""
-        wanted, left = self._job.spec.resources.hosts, self._until - time.monotonic()
+        wanted, left = pod_count(self._job.spec), self._until - time.monotonic()
         with self._changed:
             self._changed.wait_for(lambda: len(self._pods) >= wanted, timeout=max(0.0, left))
             pods = list(self._pods.values())

@@ -4,6 +4,7 @@ The container's first process. Knows no policy. Standard library only.
 """
 
 import contextlib
+import ctypes
 import dataclasses
 import os
 import pathlib
@@ -11,19 +12,24 @@ import selectors
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from typing import Self
 
 from launch.agent import attempt_folder
+from launch.engines.kubernetes_names import pod_count
 from launch.exit_codes import ExitCode
 from launch.pod_link import Kind, LinkError, Message, connect, keep_alive
 from launch.pod_output import Output
 from launch.records import ContractError
 from launch.spec import Job
 
+_LIBC = ctypes.CDLL(None)
+_PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.1
 _LEFT_S = 10.0
 _RESTART_S = 5.0
+_TAKEN_IN_S = 1.0
 _FUTILE = 3
 
 
@@ -62,9 +68,10 @@ class PodPlace:
             raise ContractError(f"{error.args[0]} is not set; is this a pod of a JobSet?") from None
         except ValueError as error:
             raise ContractError(f"A number of this pod is wrong: {error}") from None
-        each = job.spec.resources.hosts // job.spec.topology.slices
+        pods = pod_count(job.spec)
+        each = pods // job.spec.topology.slices
         index = slice_id * each + number
-        if not 0 <= index < job.spec.resources.hosts:
+        if not (0 <= number < each and 0 <= index < pods):
             raise ContractError(f"Pod {number} of slice {slice_id} is none of this run's pods.")
         host, _, domain = first.partition(".")
         stem = host.removesuffix("-0-0")
@@ -103,30 +110,52 @@ class PodHost:
 
     def run(self) -> int:
         """Serves until it is told to end; returns the exit code."""
+        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda which, frame: self._signals.append(which))
-        within_s = float(self._job.spec.runtime.start_s)
         try:
-            while self._told is None:
-                self._end_agent()
-                self._look_after_supervisor()
-                self._serve(self._call(within_s))
-                within_s = self._job.spec.recovery.watchdog.lost_after_s + _RESTART_S
+            self._stay()
         except LinkError as error:
             code = ExitCode.PREEMPTED if self._signals or self._noticed else None
             self._told = Message(
                 kind=Kind.EXIT, code=code or ExitCode.INFRASTRUCTURE, text=str(error)
             )
+        assert self._told is not None
         self._end_children()
         self._output.show_rest()
         self._output.say(self._told.text)
         return self._told.code
 
-    def _call(self, within_s: float) -> socket.socket:
-        """Calls the supervisor and says who this is."""
-        connection = connect(
-            self._place.first, port=self._port, within_s=within_s, wanted=lambda: not self._signals
-        )
+    def _stay(self) -> None:
+        """Calls the supervisor, and again when the connection ends, until it has this pod end.
+
+        Raises:
+          LinkError: it does not answer, or hangs up again and again.
+        """
+        until = time.monotonic() + self._job.spec.runtime.start_s
+        while self._told is None:
+            self._end_agent()
+            self._look_after_supervisor()
+            left = max(0.0, until - time.monotonic())
+            began = time.monotonic()
+            self._serve(
+                connect(
+                    self._place.first,
+                    port=self._port,
+                    within_s=left,
+                    wanted=lambda: not self._signals,
+                )
+            )
+            now = time.monotonic()
+            if now - began > _TAKEN_IN_S:
+                until = now + self._job.spec.recovery.watchdog.lost_after_s + _RESTART_S
+            elif now > until:
+                raise LinkError(f"{self._place.first} hangs up; this pod is not of its set")
+            else:
+                time.sleep(_POLL_S)
+
+    def _serve(self, connection: socket.socket) -> None:
+        """Does what the supervisor asks, until it hangs up or has this pod end."""
         hello = Message(
             kind=Kind.HELLO,
             incarnation=self._place.incarnation,
@@ -134,12 +163,9 @@ class PodHost:
             node=self._place.node,
             address=self._place.address,
         )
-        connection.sendall(hello.line())
-        return connection
-
-    def _serve(self, connection: socket.socket) -> None:
-        """Does what the supervisor asks, until it hangs up or has this pod end."""
         with connection, selectors.DefaultSelector() as selector:
+            with contextlib.suppress(OSError):  # what is read next says so, too
+                connection.sendall(hello.line())
             selector.register(connection, selectors.EVENT_READ)
             data = b""
             while self._told is None:
@@ -152,6 +178,7 @@ class PodHost:
                         self._hear(Message.from_json(line.decode(), source="supervisor"))
                 self._pass_on_signals(connection)
                 self._output.tick()
+                self._bury()
 
     def _hear(self, message: Message) -> None:
         if message.kind is Kind.EXIT:
@@ -160,10 +187,14 @@ class PodHost:
             self._start_agent(message)
 
     def _start_agent(self, message: Message) -> None:
-        """Starts an agent whose stdin and stdout lead to the supervisor."""
+        """Starts an agent whose stdin and stdout lead to the supervisor, if that still listens."""
         self._end_agent()
-        ends = [self._open(kind, message.token) for kind in (Kind.INPUT, Kind.OUTPUT)]
-        options = ("--host", message.host, "--job_file", str(job_file()))
+        try:
+            ends = [self._open(kind, message.token) for kind in (Kind.INPUT, Kind.OUTPUT)]
+        except OSError as error:
+            self._output.say(f"no agent was started: {error}")
+            return
+        options = ("--host", message.host, "--job_dir", str(job_folder()))
         try:
             self._agent = subprocess.Popen(
                 [*self._program, "agent", *options],
@@ -206,6 +237,19 @@ class PodHost:
         self._supervisors += 1
         self._supervisor = subprocess.Popen([*self._program, "supervisor"], process_group=0)
 
+    def _bury(self) -> None:
+        """Collects processes whose parents have died: in a container they come to the first one."""
+        children = [child for child in (self._agent, self._supervisor) if child is not None]
+        own = {child.pid for child in children if child.poll() is None}
+        while True:
+            try:
+                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if found is None or found.si_pid in own:
+                return  # ours are collected where they are waited for
+            os.waitpid(found.si_pid, 0)
+
     def _end_agent(self) -> None:
         """An agent whose connections have ended has its processes save and then ends."""
         if self._agent is None:
@@ -228,9 +272,9 @@ class PodHost:
             self._supervisor.wait()
 
 
-def job_file() -> pathlib.Path:
+def job_folder() -> pathlib.Path:
     """Returns where this pod finds its job."""
-    return pathlib.Path(os.environ.get("LOCKSTEP_CONFIG", "/lockstep/config")) / "job.json"
+    return pathlib.Path(os.environ.get("LOCKSTEP_CONFIG", "/lockstep/config"))
 
 
 def _received(connection: socket.socket) -> bytes:

@@ -147,18 +147,18 @@ class RankProcess:
     def _read_progress(self) -> None:
         path = self._progress_path()
         try:
-            progress = Progress.from_json(path.read_text(), source=str(path))
-        except (FileNotFoundError, ContractError):
-            return
-        if progress.attempt == self.environment.attempt:
+            progress = Progress.read_file(path)
+        except ContractError:
+            return  # a program of others wrote something else there
+        if progress is not None and progress.attempt == self.environment.attempt:
             self._watch.saw(progress)
 
     def _ending(self, code: int) -> RankExit:
         """What the process said of its end, if that is true; else what can be seen from outside."""
         path = self._exit_path()
         try:
-            told = RankExit.from_json(path.read_text(), source=str(path))
-        except (FileNotFoundError, ContractError):
+            told = RankExit.read_file(path)
+        except ContractError:
             told = None
         if told is not None and told.code == code and told.pid == self.pid:
             return told

@@ -62,6 +62,19 @@ class Schema:
         return cls.from_object(data, source=source)
 
     @classmethod
+    def read_file(cls, path: pathlib.Path) -> Self | None:
+        """Reads a file of what `to_json` wrote; None where there is none.
+
+        Raises:
+          ContractError: see `from_json`.
+        """
+        try:
+            text = path.read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return None
+        return cls.from_json(text, source=str(path))
+
+    @classmethod
     def from_object(cls, data: Any, *, source: str) -> Self:
         """Like `from_json`, for what was parsed already."""
         if not isinstance(data, dict):

@@ -193,7 +193,8 @@ def _ends(reason: Reason) -> Decision | None:
         case RetryClass.DONE:
             return Decision(action=Action.DONE, why="the run is complete")
         case RetryClass.USER:
-            why = f"{reason.message}. Trying again cannot help; correct it and resume"
+            told = reason.message.rstrip(".")
+            why = f"{told}. Trying again cannot help; correct it and resume"
             return Decision(action=Action.FAIL, why=why, code=reason.code)
         case RetryClass.MEMORY:
             why = "out of device memory: the same step would fail again; make it smaller and resume"

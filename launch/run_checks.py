@@ -14,9 +14,9 @@ from launch import findings
 from launch.findings import Finding
 from launch.jobs import is_here
 from launch.records import ContractError, RunRecord
-from launch.run_index import JOB_FILE, read_job
+from launch.run_index import read_job
 from launch.snapshot import Snapshot
-from launch.spec import Job
+from launch.spec import JOB_FILE, Job
 
 _SHOWN = 5
 _RECORDS = ("checkpoints", "metrics.jsonl")
@@ -35,8 +35,9 @@ def code(job: Job, snapshot: Snapshot | None) -> Iterator[Finding]:
                 "Name it as name@sha256:....",
             )
         return
-    if not _program(job.python, job.code_dir):
-        yield findings.error("code", f"code.python={job.python!r} is no program on this machine.")
+    say = findings.error if job.engine == "local" else findings.warning
+    if not is_program(job.python, job.code_dir):
+        yield say("code", f"code.python={job.python!r} is no program on this machine.")
     if snapshot is None:
         yield findings.info("code", f"runs where it is, in {job.code_dir}; its digest is not kept.")
     else:
@@ -56,7 +57,7 @@ def code(job: Job, snapshot: Snapshot | None) -> Iterator[Finding]:
 def _command(job: Job, snapshot: Snapshot | None) -> Iterator[Finding]:
     program = job.spec.workload.command[0]
     folder = str(snapshot.folder) if snapshot else job.code_dir
-    if _program(program, folder):
+    if is_program(program, folder):
         return
     message = f"workload.command: {program!r} is no program on this machine."
     if job.engine == "local":
@@ -65,7 +66,8 @@ def _command(job: Job, snapshot: Snapshot | None) -> Iterator[Finding]:
         yield findings.warning("code", f"{message} It must be one on the hosts.")
 
 
-def _program(name: str, folder: str) -> bool:
+def is_program(name: str, folder: str) -> bool:
+    """Whether something can be started by that name from that folder, on this machine."""
     if "/" in name:
         name = os.path.join(folder, name)
     return shutil.which(name) is not None
@@ -80,6 +82,8 @@ def checkpoint(job: Job, *, given: bool) -> Iterator[Finding]:
     """
     root = job.spec.checkpoint.root
     if not is_here(root, engine=job.engine):
+        if "://" in root and job.spec.is_trainer:
+            return  # the trainer is asked
         where = "an object store" if "://" in root else "a volume of the cluster"
         yield findings.info("checkpoint", f"{root} is not looked at: {where}.")
         return
@@ -112,9 +116,12 @@ def _whose(job: Job, path: pathlib.Path, *, given: bool) -> str | None:
     elif strangers := [name for name in _RECORDS if (path / name).exists()]:
         held = f"{path} holds {' and '.join(strangers)} but no run.json"
         return f"{held}: it is no run of Lockstep. {elsewhere}."
-    if former.is_file() and not given:
+    if former.is_file():
         other = read_job(former)
-        if other.spec.name != job.spec.name:
+        if other.run_id != job.run_id:
+            held = f"{path} belongs to run {other.run_id!r}, not {job.run_id!r}"
+            return f"{held}. {elsewhere}, or --run_id={other.run_id} to go on with it."
+        if other.spec.name != job.spec.name and not given:
             made = f"{path} was made by job {other.spec.name!r}, not {job.spec.name!r}"
             return f"{made}. {elsewhere}, or --run_id={other.run_id} to go on with it."
     return None

@@ -13,9 +13,8 @@ from collections.abc import Mapping
 from typing import Self
 
 from launch.records import ContractError, Schema, replace_file
-from launch.spec import Job
+from launch.spec import JOB_FILE, Job
 
-JOB_FILE = "job.json"
 RUN_ID = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
 
 
@@ -82,7 +81,7 @@ class RunIndex:
         return sorted(found, key=lambda entry: -entry.submitted)
 
     def find(self, name: str) -> Job:
-        """Returns the job that is meant by a run id, a folder or a job.json.
+        """Returns the job that is meant by a run id, a folder, a run directory or a job.json.
 
         Raises:
           UnknownRunError: there is none, or its folder is gone.
@@ -92,10 +91,11 @@ class RunIndex:
         for path in (given / JOB_FILE, given):
             if path.name == JOB_FILE and path.is_file():
                 return read_job(path)
-        entries = {entry.run_id: entry for entry in self.entries()}
-        if name not in entries:
-            raise UnknownRunError(self._unknown(name, known=list(entries)))
-        path = pathlib.Path(entries[name].job_dir) / JOB_FILE
+        entries = self.entries()
+        named = [e for e in entries if e.run_id == name] or [e for e in entries if e.root == name]
+        if not named:
+            raise UnknownRunError(self._unknown(name, known=[e.run_id for e in entries]))
+        path = pathlib.Path(named[0].job_dir) / JOB_FILE
         if not path.is_file():
             raise UnknownRunError(f"Run {name!r} was submitted, but {path} is no longer there.")
         return read_job(path)

@@ -4,6 +4,7 @@ Reads ``attempts/<n>/logs/rank<r>.log`` in the folder of the job; where only the
 output, the engine is asked.
 """
 
+import collections
 import dataclasses
 import pathlib
 import re
@@ -86,31 +87,42 @@ def show(
         there = ", ".join(str(log.rank) for log in rank_logs(job, attempt=number)) or "none"
         raise NoLogsError(f"Attempt {number} has no log of rank {rank}; it has: {there}.")
     for log in logs:
-        for line in _last(log.path.read_text("utf-8", errors="replace").splitlines(), lines):
+        for line in _lines(log.path, lines):
             yield f"[{log.rank}] {line}"
 
 
 def follow(
-    job: Job, *, rank: int | None, ended: Callable[[], bool], say: Callable[[str], None]
+    job: Job,
+    *,
+    engine: Engine,
+    rank: int | None,
+    ended: Callable[[], bool],
+    say: Callable[[str], None],
 ) -> None:
     """Passes on lines as they are written, also those of later attempts, until the run has ended.
 
     Args:
       job: the run.
+      engine: where it is; asked as long as the folder of the job has no logs.
       rank: only this process.
       ended: whether the run has ended.
       say: gets each line.
     """
     places: dict[pathlib.Path, int] = {}
-    shown = 0
+    shown = told = 0
     while True:
         last = ended()  # before reading, so that nothing is missed
+        if not attempts(job) and (text := engine.logs(job)) is not None:
+            lines = text.splitlines()[: None if last or text.endswith("\n") else -1]
+            for line in lines[told:]:
+                say(line)
+            told = max(told, len(lines))
         for number in attempts(job):
             if number > shown:
                 say(f"--- attempt {number}")
                 shown = number
             for log in rank_logs(job, attempt=number, rank=rank):
-                for line in _new_lines(log.path, places, whole=not last):
+                for line in _new_lines(log.path, places, whole=last):
                     say(f"[{log.rank}] {line}")
         if last:
             return
@@ -120,26 +132,27 @@ def follow(
 def _new_lines(
     path: pathlib.Path, places: dict[pathlib.Path, int], *, whole: bool
 ) -> Iterator[str]:
-    """Yields the lines of a file since last time; the last one only once it has an end."""
+    """Yields the lines of a file since last time; unless ``whole``, not one without an end."""
     with path.open("rb") as file:
         file.seek(places.get(path, 0))
-        content = file.read()
-    kept = content.rfind(b"\n") + 1 if whole else len(content)
-    places[path] = places.get(path, 0) + kept
-    yield from content[:kept].decode(errors="replace").splitlines()
+        for line in file:
+            if not line.endswith(b"\n") and not whole:
+                return
+            places[path] = places.get(path, 0) + len(line)
+            yield _text(line)
 
 
 def _of_engine(job: Job, *, engine: Engine, lines: int | None) -> Iterator[str]:
     text = engine.logs(job)
     if text is not None:
-        yield from _last(text.splitlines(), lines)
+        yield from collections.deque(text.splitlines(), maxlen=lines)
         return
     supervisor = pathlib.Path(job.job_dir) / "supervisor.log"
     if not supervisor.is_file():
         raise NoLogsError(
             f"{job.run_id} has started no process yet. python -m launch.main status {job.run_id}"
         )
-    for line in _last(supervisor.read_text("utf-8", errors="replace").splitlines(), lines):
+    for line in _lines(supervisor, lines):
         yield f"[supervisor] {line}"
 
 
@@ -153,8 +166,14 @@ def _newest(job: Job, attempt: int | None) -> int | None:
     return attempt
 
 
-def _last(lines: list[str], count: int | None) -> list[str]:
-    return lines if count is None else lines[-count:] if count else []
+def _lines(path: pathlib.Path, count: int | None) -> Iterator[str]:
+    """Yields the lines of a file, which may be far larger than memory, or the last of them."""
+    with path.open("rb") as file:
+        yield from map(_text, file if count is None else collections.deque(file, maxlen=count))
+
+
+def _text(line: bytes) -> str:
+    return line.decode(errors="replace").rstrip("\r\n")
 
 
 def _culprit(folder: pathlib.Path) -> int | None:

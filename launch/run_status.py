@@ -78,12 +78,7 @@ class RunStatus(Schema):
     @classmethod
     def read(cls, job_dir: str) -> Self | None:
         """Returns the newest; None before the first."""
-        path = pathlib.Path(job_dir) / FILE
-        try:
-            text = path.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return None
-        return cls.from_json(text, source=str(path))
+        return cls.read_file(pathlib.Path(job_dir) / FILE)
 
     def write(self, job_dir: str) -> None:
         """Replaces the file."""

@@ -5,15 +5,17 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from launch import story
 from launch.console import ago, clock, table
-from launch.engines.engine import EngineError, EngineState, Standing, engine_named
+from launch.engines.engine import Engine, EngineError, EngineState, Standing, engine_named
+from launch.journal import Journal
 from launch.orders import RankState
-from launch.records import ContractError
+from launch.records import ContractError, JournalEntry, Phase
 from launch.run_index import RunEntry, RunIndex, UnknownRunError
 from launch.run_status import RunStatus
 from launch.spec import Job
+from launch.submission import STALE_S
 
-_FRESH_S = 30.0
 _RANKS = 8
 _REASONS = 3
 
@@ -27,12 +29,14 @@ class RunView:
       status: what its supervisor wrote last; None before it did, or where there is none.
       standing: what its engine says.
       now: seconds since 1970 of looking.
+      recovered: the journal's line on the last recovery; None where there was none.
     """
 
     job: Job
     status: RunStatus | None
     standing: Standing
     now: float
+    recovered: JournalEntry | None = None
 
     @property
     def state(self) -> str:
@@ -58,6 +62,7 @@ class RunView:
             "run_dir": self.job.spec.checkpoint.root,
             "standing": dataclasses.asdict(self.standing),
             "status": None if self.status is None else dataclasses.asdict(self.status),
+            "recovered": None if self.recovered is None else dataclasses.asdict(self.recovered),
         }
 
     def show(self) -> str:
@@ -81,6 +86,8 @@ class RunView:
                 where = f"rank {reason.rank} on {reason.host}: " if reason.rank is not None else ""
                 text = f"{reason.cause}, {reason.message}"
                 yield f"attempt {reason.attempt}", f"ended with {reason.code}, {where}{text}"
+            if self.recovered is not None:
+                yield "recovery", "; ".join(story.told(self.recovered))
             yield "next", status.next_action
             yield "written", self._age(status)
         yield "folder", job.job_dir
@@ -93,18 +100,41 @@ class RunView:
         age = self.now - status.time
         if status.state.is_final:
             return clock(status.time)
-        late = " (its supervisor may be gone)" if age > _FRESH_S else ""
+        late = " (its supervisor may be gone)" if age > STALE_S else ""
         return f"{ago(age)} ago by process {status.pid} on {status.supervisor_host}{late}"
 
 
-def look(job: Job) -> RunView:
+def look(job: Job, *, standing: Standing) -> RunView:
     """Returns how a run stands.
 
+    Args:
+      job: the run.
+      standing: what its engine says.
+
     Raises:
-      ContractError: its status cannot be read.
+      ContractError: its status or its journal cannot be read.
     """
-    standing = engine_named(job.engine).standing(job)
-    return RunView(job=job, status=RunStatus.read(job.job_dir), standing=standing, now=time.time())
+    entries = Journal(job.job_dir).entries()
+    recovered = next((e for e in reversed(entries) if e.event == "recovered"), None)
+    return RunView(
+        job=job,
+        status=RunStatus.read(job.job_dir),
+        standing=standing,
+        now=time.time(),
+        recovered=recovered,
+    )
+
+
+def engine_of(job: Job) -> Engine:
+    """Returns the engine of a run.
+
+    Raises:
+      UnknownRunError: there is none of that name in this version.
+    """
+    try:
+        return engine_named(job.engine)
+    except ValueError as error:
+        raise UnknownRunError(f"Run {job.run_id}: {error}") from None
 
 
 def rank_lines(ranks: Sequence[RankState]) -> list[str]:
@@ -117,8 +147,8 @@ def rank_lines(ranks: Sequence[RankState]) -> list[str]:
         )
         shown, note = shown[:_RANKS], f"... and {len(ranks) - _RANKS} more, not behind these"
     lines = [
-        f"{rank.rank} on {rank.host}: {rank.phase or 'no word yet'}"
-        f"{'' if rank.step is None else f', step {rank.step}'}, got on {ago(rank.idle_s)} ago"
+        f"{rank.rank} on {rank.host}: {_doing(rank.phase, rank.step) or 'no word yet'}, "
+        f"progress {ago(rank.idle_s)} ago"
         for rank in shown
     ]
     return [*lines, *([note] if note else [])]
@@ -177,9 +207,9 @@ def _entry(entry: RunEntry, index: RunIndex) -> dict[str, Any]:
 
 
 def _quick_state(job: Job, status: RunStatus | None) -> str:
-    if status is not None and (status.state.is_final or time.time() - status.time < _FRESH_S):
+    if status is not None and (status.state.is_final or time.time() - status.time < STALE_S):
         return str(status.state)
-    return look(job).state
+    return look(job, standing=engine_of(job).standing(job)).state
 
 
 def _what(job: Job) -> str:
@@ -191,11 +221,18 @@ def _what(job: Job) -> str:
 
 def _progress(status: RunStatus) -> str:
     parts = [f"attempt {status.attempt}"] if status.attempt else []
-    parts += [str(status.phase)] if status.phase else []
-    parts += [f"step {status.step}"] if status.step is not None else []
+    doing = _doing(status.phase, status.step)
+    parts += [doing] if doing else []
     parts += [f"loss {status.loss:.6g}"] if status.loss is not None else []
     parts += [f"saved step {status.saved_step}"] if status.saved_step is not None else []
     return ", ".join(parts)
+
+
+def _doing(phase: Phase | None, step: int | None) -> str:
+    """``step 7``, ``compile``, or ``save after step 7``."""
+    if step is None:
+        return str(phase) if phase else ""
+    return f"step {step}" if phase in (Phase.STEP, None) else f"{phase} after step {step}"
 
 
 def _hosts(status: RunStatus) -> str:

@@ -7,9 +7,12 @@ meaning stands in its class's docstring.
 
 import dataclasses
 import enum
-from typing import NewType
+import pathlib
+from typing import NewType, Self
 
-from launch.records import Schema
+from launch.records import ContractError, Schema
+
+JOB_FILE = "job.json"
 
 Seconds = NewType("Seconds", float)
 """In a job file a number of seconds, or a text such as 90s, 30m, 12h or 7d."""
@@ -453,6 +456,19 @@ class Job(Schema):
     python: str
     code_digest: str = ""
     trial: int = 0
+
+    @classmethod
+    def of_folder(cls, job_dir: str | pathlib.Path) -> Self:
+        """Returns the job that a folder holds.
+
+        Raises:
+          ContractError: it holds none, or one of another version.
+        """
+        path = pathlib.Path(job_dir) / JOB_FILE
+        job = cls.read_file(path)
+        if job is None:
+            raise ContractError(f"{path} does not exist: this is no folder of a job.")
+        return job
 
     def command(self) -> tuple[str, ...]:
         """Returns the command of every process; arguments, never a line for a shell."""

@@ -12,6 +12,7 @@ from launch.spec_problems import Problem, Severity
 from launch.spec_program_checks import PROGRAM_CHECKS, references_of_engine
 
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
+MOST_HOSTS = 100_000
 _TEAM = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]*")
 
@@ -58,28 +59,34 @@ def _names(spec: JobSpec) -> Iterator[Problem]:
 
 
 def _counts(spec: JobSpec) -> Iterator[Problem]:
-    least = {
-        "resources.hosts": (spec.resources.hosts, 1),
-        "resources.per_host": (spec.resources.per_host, 1),
-        "resources.min_hosts": (spec.resources.min_hosts, 1),
-        "resources.max_hosts": (spec.resources.max_hosts, 1),
-        "resources.cpus_per_host": (spec.resources.cpus_per_host, 0),
-        "resources.memory_gib": (spec.resources.memory_gib, 0),
-        "workload.processes_per_host": (spec.workload.processes_per_host, 1),
-        "topology.slices": (spec.topology.slices, 1),
-        "trials": (spec.trials, 1),
-        "recovery.spares": (spec.recovery.spares, 0),
-        "recovery.exclude_after": (spec.recovery.exclude_after, 1),
-        "slurm.segment": (spec.slurm.segment, 0),
+    for path, (value, least, most) in _bounds(spec).items():
+        if value is not None and not least <= value <= most:
+            allowed = f"at least {least}" if value < least else f"at most {most}"
+            yield Problem(path=path, message=f"given {value}; it must be {allowed}.")
+
+
+def _bounds(spec: JobSpec) -> dict[str, tuple[int | None, int, int]]:
+    """Returns key -> value, least and most; the most is what no mistyped zero slips through."""
+    need, recovery = spec.resources, spec.recovery
+    return {
+        "resources.hosts": (need.hosts, 1, MOST_HOSTS),
+        "resources.per_host": (need.per_host, 1, 1024),
+        "resources.min_hosts": (need.min_hosts, 1, MOST_HOSTS),
+        "resources.max_hosts": (need.max_hosts, 1, MOST_HOSTS),
+        "resources.cpus_per_host": (need.cpus_per_host, 0, 65_536),
+        "resources.memory_gib": (need.memory_gib, 0, 1 << 20),
+        "workload.processes_per_host": (spec.workload.processes_per_host, 1, 1024),
+        "topology.slices": (spec.topology.slices, 1, MOST_HOSTS),
+        "trials": (spec.trials, 1, 1000),
+        "recovery.spares": (recovery.spares, 0, MOST_HOSTS),
+        "recovery.exclude_after": (recovery.exclude_after, 1, 1000),
+        "slurm.segment": (spec.slurm.segment, 0, MOST_HOSTS),
         **{
-            f"recovery.budgets.{name}": (value, 1 if name in ("no_progress", "same_step") else 0)
-            for name, value in vars(spec.recovery.budgets).items()
+            f"recovery.budgets.{name}": (value, int(name in ("no_progress", "same_step")), 10**6)
+            for name, value in vars(recovery.budgets).items()
             if name != "window_s"
         },
     }
-    for path, (value, bound) in least.items():
-        if value is not None and value < bound:
-            yield Problem(path=path, message=f"given {value}; it must be at least {bound}.")
 
 
 def _hosts(spec: JobSpec) -> Iterator[Problem]:
@@ -115,7 +122,7 @@ def _hosts(spec: JobSpec) -> Iterator[Problem]:
 
 def _topology(spec: JobSpec) -> Iterator[Problem]:
     shape, hosts = spec.topology, spec.resources.hosts
-    if shape.slices > 0 and hosts % shape.slices:
+    if 0 < shape.slices <= hosts <= MOST_HOSTS and hosts % shape.slices:
         fitting = [n for n in range(1, hosts + 1) if hosts % n == 0]
         near = sorted(fitting, key=lambda n: abs(n - shape.slices))[:2]
         yield Problem(
@@ -123,6 +130,12 @@ def _topology(spec: JobSpec) -> Iterator[Problem]:
             also=("resources.hosts",),
             message=f"given {shape.slices}, which does not divide resources.hosts={hosts}; "
             f"nearest: {' or '.join(map(str, near))}.",
+        )
+    elif shape.slices > hosts:
+        yield Problem(
+            path="topology.slices",
+            also=("resources.hosts",),
+            message=f"given {shape.slices}, more than resources.hosts={hosts}.",
         )
     if shape.placement is Placement.REQUIRED and shape.level is TopologyLevel.HOST:
         yield Problem(

@@ -6,18 +6,20 @@ Imports PyYAML; supervisor and agents read job.json instead.
 """
 
 import dataclasses
+import functools
 import pathlib
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import yaml
 
 from launch import spec_checks, spec_fields
+from launch.records import Schema
 from launch.spec import JobSpec, Seconds
 from launch.spec_problems import Problem, Severity, SpecError, nearest, within
 from launch.spec_scalars import Wrong, duration, is_empty, scalar, shown
-from launch.yaml_nodes import line_of, read_nodes
+from launch.yaml_nodes import line_of, nodes_of, read_text
 
 SUPPORTED = 1
 _ABSENT = object()
@@ -29,11 +31,13 @@ class JobFile:
 
     Attributes:
       spec: what it says.
+      text: what is written there.
       places: key -> line.
       warnings: what may not do what was meant.
     """
 
     spec: JobSpec
+    text: str
     places: Mapping[str, int]
     warnings: tuple[Problem, ...]
 
@@ -48,35 +52,60 @@ def load(path: pathlib.Path, *, engine: str | None = None) -> JobFile:
     Raises:
       SpecError: anything is wrong; it holds all errors in the order of the file.
     """
-    reader = _Reader(str(path))
-    spec = reader.read(read_nodes(path))
+    check = functools.partial(spec_checks.check, engine=engine)
+    text = read_text(path)
+    spec, reader, problems = _loaded(path, JobSpec, check, text=text)
+    return JobFile(spec=spec, text=text, places=reader.places, warnings=tuple(problems))
+
+
+def load_as[T: Schema](
+    path: pathlib.Path, cls: type[T], *, check: Callable[[T], Iterable[Problem]]
+) -> T:
+    """Reads another kind of file, as strictly as a job file.
+
+    Args:
+      path: the file.
+      cls: what it holds.
+      check: what is wrong with it beyond keys and types.
+
+    Raises:
+      SpecError: anything is wrong; it holds all errors in the order of the file.
+    """
+    return _loaded(path, cls, check, text=read_text(path))[0]
+
+
+def _loaded[T: Schema](
+    path: pathlib.Path, cls: type[T], check: Callable[[T], Iterable[Problem]], *, text: str
+) -> tuple[T, "_Reader", list[Problem]]:
+    reader = _Reader(str(path), cls)
+    value = typing.cast(T, reader.read(nodes_of(text, file=str(path))))
     found = [
         dataclasses.replace(problem, file=str(path), line=reader.line(problem.path))
-        for problem in spec_checks.check(spec, engine=engine)
+        for problem in check(value)
         if not reader.is_broken((problem.path, *problem.also))
     ]
     problems = sorted([*reader.problems, *found], key=lambda problem: problem.line)
     errors = [problem for problem in problems if problem.severity is Severity.ERROR]
     if errors:
         raise SpecError(errors)
-    return JobFile(spec=spec, places=reader.places, warnings=tuple(problems))
+    return value, reader, problems
 
 
 class _Reader:
-    def __init__(self, file: str) -> None:
-        self.file = file
+    def __init__(self, file: str, cls: type) -> None:
+        self.file, self.cls = file, cls
         self.places: dict[str, int] = {}
         self.problems: list[Problem] = []
         self.broken: set[str] = set()
 
-    def read(self, root: yaml.MappingNode) -> JobSpec:
-        """Returns the spec; where a key is broken it holds the default, or something like it.
+    def read(self, root: yaml.MappingNode) -> object:
+        """Returns what the file holds; where a key is broken, the default or something like it.
 
         Raises:
           SpecError: the file is of another version, so that no other message would help.
         """
         self._check_version(root)
-        return typing.cast(JobSpec, self._section(root, JobSpec, ""))
+        return self._section(root, self.cls, "")
 
     def line(self, path: str) -> int:
         """Returns the line of a key, or of the nearest key above it."""
@@ -118,7 +147,7 @@ class _Reader:
         fields = {field.name: field for field in dataclasses.fields(cls)}
         for name, (key, _) in given.items():
             if name not in fields:
-                message, close = _unknown(name, cls=cls, path=path)
+                message, close = _unknown(name, cls=cls, path=path, top=self.cls)
                 self._complain(key, _join(path, name), message, close=close)
         values = {}
         for name, field in fields.items():
@@ -224,12 +253,12 @@ def _stand_in(annotation: Any) -> Any:
     return annotation(**{field.name: _stand_in(types[field.name]) for field in required})  # type: ignore[operator]
 
 
-def _unknown(name: str, *, cls: type, path: str) -> tuple[str, tuple[str, ...]]:
+def _unknown(name: str, *, cls: type, path: str, top: type) -> tuple[str, tuple[str, ...]]:
     """Returns what to say of a key that does not exist, and what may have been meant."""
     names = [field.name for field in dataclasses.fields(cls)]
     where = f"under {path}" if path else "at the top"
     message = f"there is no such key {where}; there are {', '.join(names)}."
     if close := nearest(name, among=names):
         return message, close
-    known = [key for key, _, _ in spec_fields.keys(JobSpec)]
+    known = [key for key, _, _ in spec_fields.keys(top)]
     return message, tuple(key for key in known if key.rpartition(".")[2] == name)

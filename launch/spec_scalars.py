@@ -25,6 +25,7 @@ _WHOLE = re.compile(r"[-+]?(0|[1-9][0-9_]{0,18})")
 _NUMBER = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9]*)?([eE][-+]?[0-9]{1,3})?")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)")
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+LONGEST_S = 3650 * 86400.0
 DURATION = "a number of seconds, or a number with a unit such as 90s, 30m, 12h or 7d"
 
 
@@ -75,13 +76,14 @@ def duration(node: yaml.Node) -> float:
     """
     if isinstance(node, yaml.ScalarNode):
         parts = _DURATION.findall(node.value)
+        value = -1.0
         if parts and "".join("".join(part) for part in parts) == node.value:
-            return math.fsum(float(number) * _UNITS[unit] for number, unit in parts)
-        if node.style is None and _NUMBER.fullmatch(node.value):
+            value = math.fsum(float(number) * _UNITS[unit] for number, unit in parts)
+        elif node.style is None and _NUMBER.fullmatch(node.value):
             value = _number(node)
-            if value >= 0:
-                return value
-    raise Wrong(f"given {shown(node)}; allowed is {DURATION}.")
+        if 0 <= value <= LONGEST_S:
+            return value
+    raise Wrong(f"given {shown(node)}; allowed is {DURATION}, at most ten years.")
 
 
 def _kind(node: yaml.ScalarNode) -> str:

@@ -4,16 +4,13 @@ The supervisor hears of it through control.json within a beat; where there is no
 all, the engine is asked.
 """
 
-import getpass
 import time
 
 from launch.control import Control, Want
 from launch.engines.engine import Engine, EngineState, Standing
-from launch.run_status import RunStatus
+from launch.jobs import user_name
 from launch.spec import Job
-from launch.submission import go_on
-
-_STALE_S = 30.0
+from launch.submission import go_on, supervisor_lives
 
 
 class SteeringError(ValueError):
@@ -29,7 +26,7 @@ def cancel(job: Job, *, engine: Engine) -> str:
     """
     standing = _alive(job, engine)
     _ask(job, Want.CANCEL)
-    if supervisor_lives(job, engine=engine, now=time.time()):
+    if is_supervised(engine) and supervisor_lives(job, now=time.time()):
         return f"{job.run_id} saves and ends, within {job.spec.runtime.grace_s:g} s."
     engine.cancel(job)
     return f"{job.run_id} was {standing.state} and is cancelled."
@@ -61,8 +58,11 @@ def resume(job: Job, *, engine: Engine) -> Standing:
     """
     standing = engine.standing(job)
     control = Control.read(job.job_dir)
+    stopping = control is not None and control.want is not Want.GO_ON
+    if standing.state is EngineState.QUEUED and stopping:
+        _ask(job, Want.GO_ON)  # nobody has acted on it yet
+        return standing
     if standing.state in (EngineState.QUEUED, EngineState.RUNNING):
-        stopping = control is not None and control.want is not Want.GO_ON
         wait = " It was asked to stop; wait until it has." if stopping else ""
         raise SteeringError(f"{job.run_id} is {standing.state} already.{wait}")
     return go_on(job, engine=engine, now=time.time())
@@ -71,14 +71,6 @@ def resume(job: Job, *, engine: Engine) -> Standing:
 def is_supervised(engine: Engine) -> bool:
     """Whether the engine's allocations run Lockstep's supervisor."""
     return hasattr(engine, "gang")
-
-
-def supervisor_lives(job: Job, *, engine: Engine, now: float) -> bool:
-    """Whether a supervisor has lately written the status of the run."""
-    status = RunStatus.read(job.job_dir)
-    if status is None or status.state.is_final or not is_supervised(engine):
-        return False
-    return now - status.time < _STALE_S + job.spec.recovery.watchdog.beat_s
 
 
 def _alive(job: Job, engine: Engine) -> Standing:
@@ -90,4 +82,4 @@ def _alive(job: Job, engine: Engine) -> Standing:
 
 
 def _ask(job: Job, want: Want) -> None:
-    Control(want=want, by=getpass.getuser(), time=time.time()).write(job.job_dir)
+    Control(want=want, by=user_name(), time=time.time()).write(job.job_dir)

@@ -155,6 +155,9 @@ def _ended(details: Details) -> Iterator[str]:
 def _decided(details: Details) -> Iterator[str]:
     delay = _number(details.get("delay_s"))
     later = f", in {ago(delay)}" if delay else ""
+    if details.get("action") == "done":
+        yield "decides that the run is complete"
+        return
     yield f"decides: {details.get('action')}{later}. {details.get('why')}"
     if excluded := _names(details.get("exclude")):
         yield f"avoids from now on: {', '.join(excluded)}"
@@ -199,7 +202,7 @@ _TELLERS: Mapping[str, Callable[[Details], Iterator[str]]] = {
     "held": _final("is held for a person"),
     "stopped": _final("is stopped"),
     "failed": _final("has failed"),
-    "done": _final("is complete"),
+    "done": lambda _: iter(["is complete"]),
     "resumed": _resumed,
 }
 """Event -> how it is told."""

@@ -6,7 +6,7 @@ ended goes on, with the job file as it is now.
 
 import contextlib
 import dataclasses
-import getpass
+import fcntl
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,8 +15,9 @@ from launch import run_status
 from launch.control import Control, Want
 from launch.engines.engine import Engine, EngineState, Rendered, Standing
 from launch.exit_codes import ExitCode
-from launch.jobs import Resolved, prepare
+from launch.jobs import Resolved, prepare, user_name
 from launch.journal import Journal
+from launch.patience import Patience
 from launch.records import replace_file
 from launch.run_index import RunIndex
 from launch.run_status import RunStatus
@@ -24,6 +25,9 @@ from launch.spec import Job
 
 POLL_S = 0.5
 LOST_S = 60.0
+STALE_S = 30.0
+"""After this long without a word of it, a supervisor may be gone."""
+_LOCK = "submit.lock"
 _ALIVE = (EngineState.QUEUED, EngineState.RUNNING)
 
 
@@ -60,19 +64,46 @@ def submit(
     """
     done = []
     for job in resolved.jobs:
-        standing = engine.standing(job)
-        if standing.state in _ALIVE:
-            done.append(Submitted(job=job, standing=standing, how="already"))
-            continue
-        prepare(job, code=resolved.code, text=text, index=index)
-        write_rendered(engine.render(job), job=job)
-        if standing.state is EngineState.UNKNOWN:
-            standing, how = engine.submit(job), "new"
-        else:
-            standing, how = go_on(job, engine=engine, now=now), "again"
-        note(job, "submitted", engine=job.engine, engine_id=standing.engine_id)
-        done.append(Submitted(job=job, standing=standing, how=how))
+        with _alone(job):
+            done.append(_submit(job, resolved, engine=engine, text=text, index=index, now=now))
     return done
+
+
+def _submit(
+    job: Job, resolved: Resolved, *, engine: Engine, text: str, index: RunIndex, now: float
+) -> Submitted:
+    standing = engine.standing(job)
+    if standing.state in _ALIVE or supervisor_lives(job, now=now):
+        return Submitted(job=job, standing=standing, how="already")
+    prepare(job, code=resolved.code, text=text, index=index)
+    write_files(engine.render(job), folder=pathlib.Path(job.job_dir) / "rendered")
+    if standing.state is not EngineState.UNKNOWN:
+        standing, how = go_on(job, engine=engine, now=now), "again"
+    elif RunStatus.read(job.job_dir) or Control.read(job.job_dir):  # it was on another engine
+        reopen(job, now=now)
+        standing, how = engine.submit(job), "again"
+    else:
+        standing, how = engine.submit(job), "new"
+    note(job, "submitted", engine=job.engine, engine_id=standing.engine_id)
+    return Submitted(job=job, standing=standing, how=how)
+
+
+@contextlib.contextmanager
+def _alone(job: Job) -> Iterator[None]:
+    """Keeps two submissions of the same job apart: the second one sees what the first has done."""
+    folder = pathlib.Path(job.job_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / _LOCK).open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def supervisor_lives(job: Job, *, now: float) -> bool:
+    """Whether a supervisor has lately written the status of the run."""
+    status = RunStatus.read(job.job_dir)
+    if status is None or status.state.is_final:
+        return False
+    return now - status.time < STALE_S + job.spec.recovery.watchdog.beat_s
 
 
 def go_on(job: Job, *, engine: Engine, now: float) -> Standing:
@@ -81,17 +112,21 @@ def go_on(job: Job, *, engine: Engine, now: float) -> Standing:
     Raises:
       EngineError: the engine cannot be reached or refused.
     """
-    note(job, "resumed", by=getpass.getuser())
-    if Control.read(job.job_dir) is not None:
-        Control(want=Want.GO_ON, by=getpass.getuser(), time=now).write(job.job_dir)
-    # The status of the end would be taken for the status of what starts now.
-    (pathlib.Path(job.job_dir) / run_status.FILE).unlink(missing_ok=True)
+    reopen(job, now=now)
     return engine.release(job)
 
 
-def write_rendered(rendered: Rendered, *, job: Job) -> None:
-    """Writes what is submitted into the folder of the job."""
-    folder = pathlib.Path(job.job_dir) / "rendered"
+def reopen(job: Job, *, now: float) -> None:
+    """Takes back what a run has ended with, so that its next supervisor goes on."""
+    note(job, "resumed", by=user_name())
+    if Control.read(job.job_dir) is not None:
+        Control(want=Want.GO_ON, by=user_name(), time=now).write(job.job_dir)
+    # The status of the end would be taken for the status of what starts now.
+    (pathlib.Path(job.job_dir) / run_status.FILE).unlink(missing_ok=True)
+
+
+def write_files(rendered: Rendered, *, folder: pathlib.Path) -> None:
+    """Writes what was rendered into a folder."""
     for name, text in rendered.files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -118,13 +153,14 @@ def wait(jobs: Sequence[Job], *, engine: Engine, report: Callable[[str], None]) 
 
 
 def _wait_for(job: Job, *, engine: Engine, report: Callable[[str], None]) -> int:
+    patience = Patience(job, engine=engine)
     told, unknown_since = "", None
     while True:
         status = RunStatus.read(job.job_dir)
         if status is not None and status.state.is_final:
             report(f"{job.run_id}: {status.state}. {status.next_action}".rstrip(". ") + ".")
             return int(ExitCode.EXCEPTION) if status.exit_code is None else status.exit_code
-        standing = engine.standing(job)
+        standing = patience.standing()
         if standing.state is EngineState.ENDED:
             report(_line(job, status, standing))
             return int(ExitCode.EXCEPTION) if standing.exit_code is None else standing.exit_code

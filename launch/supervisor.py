@@ -29,7 +29,7 @@ from launch.records import JournalEntry, Phase, Reason, replace_file
 from launch.recovery import Action, Decision, History, decide
 from launch.run_status import RunState, RunStatus
 from launch.spec import Job
-from launch.timeline import recovery_timeline
+from launch.timeline import Stamps, recovery_timeline, stamped
 
 _REASONS = 5
 _LEFTOVERS_S = 20.0
@@ -58,8 +58,9 @@ class Supervisor:
         self._at_most: int | None = None
         self._reasons: tuple[Reason, ...] = ()
         self._next_action = ""
-        self._timeline: dict[str, float] | None = None
-        self._stamps: dict[str, float] = {}
+        self._stamps: Stamps = {}
+        self._snapshot: Snapshot | None = None
+        self._trains = False
 
     def run(self) -> int:
         """Runs to the end of the run, or of the allocation; returns the exit code."""
@@ -85,6 +86,7 @@ class Supervisor:
     def _replay(self) -> None:
         for entry in self._journal.entries():
             self._history = self._history.then(entry)
+            self._stamps = stamped(self._stamps, entry)
             if entry.event == "attempt_planned":
                 self._before = tuple(entry.details["hosts"])
                 self._spares = tuple(entry.details["spares"])
@@ -116,8 +118,8 @@ class Supervisor:
             spares=list(self._spares),
             coordinator=orders.coordinator,
         )
-        self._stamps["planned"] = time.time()
         self._next_action = ""
+        self._trains = False
         run = AttemptRun(
             self._job,
             orders,
@@ -162,8 +164,9 @@ class Supervisor:
         return True
 
     def _judge(self, outcome: Outcome) -> None:
-        ended = time.time()
         reason = outcome.reason
+        if reason.retry is RetryClass.DONE and self._snapshot is not None:
+            self._note_recovery(self._snapshot, first=reason.time)  # faster than any beat
         self._save_stacks(outcome)
         self._note(
             "attempt_ended",
@@ -173,7 +176,6 @@ class Supervisor:
         )
         self._write_reason(reason)
         self._reasons = (*self._reasons, reason)[-_REASONS:]
-        self._stamps = {"cause": reason.time, "detected": outcome.detected or ended, "ended": ended}
         person = outcome.stop in (Stop.DRAIN, Stop.CANCEL)
         if person and reason.retry in (RetryClass.PREEMPTION, RetryClass.SIGNAL):
             self._stop(f"{outcome.stop}: {reason.message}", reason)
@@ -196,7 +198,6 @@ class Supervisor:
             why=decision.why,
             delay_s=decision.delay_s,
         )
-        self._stamps["decided"] = time.time()
         self._next_action = f"{decision.action}: {decision.why}"
         self._carry_out(decision)
 
@@ -220,7 +221,9 @@ class Supervisor:
     def _finish(self, event: str, *, code: int, why: str) -> None:
         self._note(event, code=int(code), why=why)
         states = {"done": RunState.DONE, "failed": RunState.FAILED, "held": RunState.HELD}
-        resume = "" if event == "done" else f"; then: launch resume {self._job.run_id}"
+        resume = (
+            "" if event == "done" else f"; then: python -m launch.main resume {self._job.run_id}"
+        )
         self._next_action = f"{why}{resume}"
         self._write_status(states[event], code=code)
 
@@ -239,6 +242,7 @@ class Supervisor:
 
     def _end_orphan(self) -> None:
         """The supervisor before this one has died during an attempt; its agents have ended it."""
+        status = RunStatus.read(self._job.job_dir)  # its last sign of life
         reason = Reason(
             attempt=self._history.attempt,
             code=int(ExitCode.INFRASTRUCTURE),
@@ -248,7 +252,7 @@ class Supervisor:
             cause="SupervisorLost",
             message="the supervisor of this attempt died",
             action="retried",
-            time=time.time(),
+            time=status.time if status is not None else time.time(),
             saved_step=self._history.saved_step,
         )
         self._note("attempt_ended", reason=dataclasses.asdict(reason), excused=True)
@@ -287,6 +291,7 @@ class Supervisor:
         number = self._history.attempt if attempt is None else attempt
         entry: JournalEntry = self._journal.append(event, attempt=number, **details)
         self._history = self._history.then(entry)
+        self._stamps = stamped(self._stamps, entry)
 
     def _write_reason(self, reason: Reason) -> None:
         folder = attempt_folder(self._job, reason.attempt)
@@ -303,26 +308,26 @@ class Supervisor:
         self._note("stacks", folder=str(folder), ranks=sorted(outcome.stacks))
 
     def _beat(self, snapshot: Snapshot) -> None:
-        self._note_recovery(snapshot)
-        steps = [state.step for state in snapshot.ranks if state.phase is Phase.STEP]
-        state = RunState.RUNNING if steps else RunState.STARTING
+        self._note_recovery(snapshot, first=snapshot.entered.get(Phase.STEP))
+        self._snapshot = snapshot
+        silent = not snapshot.entered and not self._job.spec.is_trainer  # need not say a word
+        works = snapshot.ready is not None if silent else Phase.STEP in snapshot.entered
+        state = RunState.RUNNING if works else RunState.STARTING
         self._write_status(state, ranks=snapshot.ranks)
 
-    def _note_recovery(self, snapshot: Snapshot) -> None:
+    def _note_recovery(self, snapshot: Snapshot, *, first: float | None) -> None:
         """Writes once per attempt when it trains, and where the time until then went."""
-        first = snapshot.entered.get(Phase.STEP)
-        if first is None or "planned" not in self._stamps:
+        if first is None or self._trains:
             return
+        self._trains = True
         stamps = self._stamps
-        self._stamps = {}
         step = max((state.step or 0 for state in snapshot.ranks), default=0)
         self._note("attempt_running", step=step)
-        if "detected" not in stamps:
-            return
-        timeline = recovery_timeline(
-            {**stamps, "ready": snapshot.ready or first}, snapshot, first=first
-        )
-        self._note("recovered", timeline=timeline, step=step)
+        if "cause" in stamps:
+            timeline = recovery_timeline(
+                stamps, ready=snapshot.ready, entered=snapshot.entered, first=first
+            )
+            self._note("recovered", timeline=timeline, step=step)
 
     def _write_status(
         self, state: RunState, *, ranks: Sequence[RankState] = (), code: int | None = None
@@ -363,8 +368,7 @@ def _known(step: int | None) -> list[int]:
 
 def supervise(job_dir: str) -> int:
     """Runs the supervisor of a job folder; returns the exit code of the run."""
-    path = pathlib.Path(job_dir) / "job.json"
-    job = Job.from_json(path.read_text(), source=str(path))
+    job = Job.of_folder(job_dir)
     signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda which, frame: signals.append(which))

@@ -9,10 +9,12 @@ import os
 import pathlib
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from launch import findings
 from launch.findings import Finding, Verdict
+from launch.jobs import is_here
+from launch.run_checks import is_program
 from launch.snapshot import Snapshot
 from launch.spec import Job, JobSpec
 
@@ -22,18 +24,22 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 """Where Lockstep itself is."""
 
 
-def examine(job: Job, *, code: Snapshot | None, folder: pathlib.Path) -> Iterator[Finding]:
+def examine(
+    job: Job, *, code: Snapshot | None, folder: pathlib.Path, directory: bool
+) -> Iterator[Finding]:
     """Yields what the trainer finds for the sizes that the run may have.
 
     Args:
       job: a job of the trainer.
       code: the code that is to be copied; its folder is where gin files are looked up.
       folder: where they are looked up otherwise.
+      directory: whether to look at the run directory, too.
     """
     seen = set()
     for hosts in sizes(job.spec):
         other = hosts != job.spec.resources.hosts
-        for finding in _ask(job, hosts=hosts, folder=code.folder if code else folder):
+        flags = _directory(job) if directory and not other else ()
+        for finding in _ask(job, hosts=hosts, folder=code.folder if code else folder, flags=flags):
             if finding in seen or (other and finding.verdict is not Verdict.ERROR):
                 continue
             seen.add(finding)
@@ -55,10 +61,11 @@ def sizes(spec: JobSpec) -> list[int]:
     return list(dict.fromkeys([need.hosts, *reversed(between)]))
 
 
-def _ask(job: Job, *, hosts: int, folder: pathlib.Path) -> list[Finding]:
+def _ask(job: Job, *, hosts: int, folder: pathlib.Path, flags: Iterable[str]) -> list[Finding]:
     spec = job.spec
+    here = not spec.code.image and is_program(job.python, str(folder))
     command = [
-        sys.executable if spec.code.image else job.python,
+        job.python if here else sys.executable,
         "-m",
         "trainer.check",
         "--json",
@@ -66,6 +73,7 @@ def _ask(job: Job, *, hosts: int, folder: pathlib.Path) -> list[Finding]:
         f"--processes={hosts * spec.workload.processes_per_host}",
         *(f"--gin_file={name}" for name in spec.workload.gin_files),
         *(f"--gin_bindings={binding}" for binding in spec.workload.gin_bindings),
+        *flags,
     ]
     try:
         done = subprocess.run(
@@ -82,6 +90,16 @@ def _ask(job: Job, *, hosts: int, folder: pathlib.Path) -> list[Finding]:
     except subprocess.TimeoutExpired:
         return [findings.error("configuration", f"no answer from trainer.check in {CHECK_S:g} s.")]
     return _read(done)
+
+
+def _directory(job: Job) -> Iterator[str]:
+    """Flags by which the run directory is looked at, where this machine can see it."""
+    root = job.spec.checkpoint.root
+    if "://" in root or is_here(root, engine=job.engine):
+        yield f"--run_dir={root}"
+        yield f"--run_id={job.run_id}"
+        flags = job.spec.workload.flags
+        yield from (flag for flag in flags if flag.lstrip("-").startswith("allow_change="))
 
 
 def _read(done: subprocess.CompletedProcess[str]) -> list[Finding]:

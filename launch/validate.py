@@ -29,10 +29,12 @@ class Validated:
     Attributes:
       report: what was found.
       resolved: the jobs; None where the job file does not come to any.
+      text: the job file as it was written; empty where it cannot be used.
     """
 
     report: Report
     resolved: Resolved | None
+    text: str
 
 
 def validate(path: pathlib.Path, *, options: Options, slow: bool = True) -> Validated:
@@ -51,7 +53,7 @@ def validate(path: pathlib.Path, *, options: Options, slow: bool = True) -> Vali
     report = Report(
         job=str(path), engine=options.engine, findings=tuple(run.found), seconds=run.seconds
     )
-    return Validated(report=report, resolved=resolved)
+    return Validated(report=report, resolved=resolved, text=file.text if file else "")
 
 
 class _DryRun:
@@ -92,23 +94,31 @@ class _DryRun:
         job = resolved.jobs[0]
         with self._timed("code"):
             self.found += run_checks.code(job, resolved.code)
-        if job.spec.workload.command:
+        with self._timed("checkpoint"):
+            for one in resolved.jobs:
+                self.found += run_checks.checkpoint(one, given=self.options.run_id is not None)
+        if not job.spec.is_trainer:
             self.found.append(
                 findings.info("configuration", "not checked: not Lockstep's trainer.")
             )
         elif slow:
             with self._timed("trainer"):
-                folder = self.options.folder
-                found = trainer_check.examine(job, code=resolved.code, folder=folder)
-                self.found += (_elsewhere(finding, job) for finding in found)
+                self.found += self._of_trainer(job, resolved)
         with self._timed("data"):
             self.found += (_elsewhere(finding, job) for finding in data(job))
-        with self._timed("checkpoint"):
-            for one in resolved.jobs:
-                self.found += run_checks.checkpoint(one, given=self.options.run_id is not None)
         with self._timed("secrets"):
             self.found += run_checks.secrets(job)
         self.found += run_checks.times(job)
+
+    def _of_trainer(self, job: Job, resolved: Resolved) -> Iterator[Finding]:
+        wrong = any(f.about == "checkpoint" and f.verdict is Verdict.ERROR for f in self.found)
+        found = trainer_check.examine(
+            job, code=resolved.code, folder=self.options.folder, directory=not wrong
+        )
+        said = "://" not in job.spec.checkpoint.root  # by run_checks
+        for finding in found:
+            if not (said and (finding.about, finding.verdict) == ("checkpoint", Verdict.OK)):
+                yield _elsewhere(finding, job)
 
     @contextlib.contextmanager
     def _timed(self, name: str) -> Iterator[None]:

@@ -15,14 +15,36 @@ DEEPEST = 16
 _CHOICE = "write the value out where it is used"
 
 
-def read_nodes(path: pathlib.Path) -> yaml.MappingNode:
-    """Returns the mapping that a YAML file consists of.
+def read_text(path: pathlib.Path) -> str:
+    """Returns what a file holds, if that may be a job file.
 
     Raises:
-      SpecError: the file cannot be read, is not YAML, or holds something else.
+      SpecError: the file cannot be read, is too large, or is no text.
     """
-    file = str(path)
-    text = _text(path)
+    try:
+        with path.open("rb") as file:
+            content = file.read(LARGEST_BYTES + 1)
+        if len(content) > LARGEST_BYTES:
+            raise _refused(f"larger than {LARGEST_BYTES >> 20} MiB; that is no job file", file=path)
+        return content.decode("utf-8-sig")
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise _refused(f"cannot be read: {reason}", file=path) from None
+    except UnicodeDecodeError as error:
+        reason = f"{error.reason} at byte {error.start}"
+        raise _refused(f"is not UTF-8 text ({reason})", file=path) from None
+
+
+def nodes_of(text: str, *, file: str) -> yaml.MappingNode:
+    """Returns the mapping that a YAML text consists of.
+
+    Args:
+      text: the text.
+      file: what it is called in messages.
+
+    Raises:
+      SpecError: it is not YAML, or holds something else.
+    """
     try:
         _check_events(text, file=file)
         node = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -47,20 +69,6 @@ def read_nodes(path: pathlib.Path) -> yaml.MappingNode:
 def line_of(node: yaml.Node) -> int:
     """Returns the line of a node, from 1."""
     return int(node.start_mark.line) + 1
-
-
-def _text(path: pathlib.Path) -> str:
-    try:
-        if path.stat().st_size > LARGEST_BYTES:
-            raise _refused(f"larger than {LARGEST_BYTES >> 20} MiB; that is no job file", file=path)
-        return path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise _refused(f"cannot be read: {reason}", file=path) from None
-    except UnicodeDecodeError as error:
-        raise _refused(
-            f"is not UTF-8 text ({error.reason} at byte {error.start})", file=path
-        ) from None
 
 
 def _check_events(text: str, *, file: str) -> None:

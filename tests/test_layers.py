@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from launch.engines.engine import ENGINES
+
 REPOSITORY = pathlib.Path(__file__).parents[1]
 PACKAGES = ("trainer", "models", "partitioning", "input_pipeline", "launch", "benchmarks")
 ALLOWED = {
@@ -15,10 +17,17 @@ ALLOWED = {
     "partitioning": set(),
     "input_pipeline": set(),
     "launch": set(),
-    "benchmarks": {"trainer", "models", "partitioning", "input_pipeline"},
+    "benchmarks": {"trainer", "models", "partitioning", "input_pipeline", "launch"},
 }
 CONTRACT = {"launch.contract", "launch.exit_codes", "launch.process_identity", "launch.records"}
 """Importable by all, and importing the standard library only."""
+
+ON_HOSTS = ("agent", "supervisor", "keeper", "pod", "control", "journal", "run_status", "status")
+"""Names of modules of launch that run beside the processes, on hosts that have Python and no more;
+what they import runs there, too, and so do engines whose allocations run the supervisor."""
+
+OUTSIDERS = {"yaml", "kubernetes", "urllib3"}
+"""Packages that other modules of launch may import, inside of functions or not."""
 
 PLAIN = {"partitioning": {"models.decoder_config", "models.experts_config"}}
 """Configurations, which import no jax, that formulas for planning read against the arrows."""
@@ -92,6 +101,78 @@ def test_the_contract_imports_the_standard_library_only() -> None:
         path = REPOSITORY / f"{module.replace('.', '/')}.py"
         foreign = {name.split(".")[0] for name in imported(path)} - set(sys.stdlib_module_names)
         assert foreign <= {"launch"}, f"{path}: {foreign}"
+
+
+def module_path(name: str) -> pathlib.Path:
+    return REPOSITORY / f"{name.replace('.', '/')}.py"
+
+
+def needed_by(starts: set[str]) -> set[str]:
+    """Modules of launch that some import, and that those import, and so on."""
+    found: set[str] = set()
+    waiting = sorted(starts)
+    while waiting:
+        name = waiting.pop()
+        if name in found or not module_path(name).is_file():
+            continue
+        found.add(name)
+        waiting += sorted(other for other in imported(module_path(name)) if "launch." in other)
+    return found
+
+
+def on_hosts() -> set[str]:
+    """Modules of launch that must run with Python alone."""
+    names = {path.stem for path in (REPOSITORY / "launch").glob("*.py")}
+    starts = {f"launch.{name}" for name in names if name.split("_")[0] in ON_HOSTS}
+    starts |= {f"launch.{name}" for name in names & set(ON_HOSTS)}
+    supervised = (
+        module
+        for module in (place.split(":")[0] for place in ENGINES.values())
+        if module_path(module).is_file() and "def gang(" in module_path(module).read_text()
+    )
+    return needed_by({*starts, *supervised, *CONTRACT})
+
+
+def foreign(module: str) -> set[str]:
+    """Packages outside of the standard library and Lockstep that a module imports."""
+    names = {name.split(".")[0] for name in imported(module_path(module))}
+    return names - set(sys.stdlib_module_names) - {"launch"}
+
+
+def test_what_runs_on_hosts_imports_the_standard_library_only() -> None:
+    modules = on_hosts()
+    assert {"launch.agent", "launch.supervisor", "launch.keeper", "launch.records"} <= modules
+    assert {"launch.recovery", "launch.engines.local"} <= modules
+    assert {module: foreign(module) for module in sorted(modules) if foreign(module)} == {}
+    assert not modules & {"launch.main", "launch.spec_reader", "launch.yaml_nodes"}
+
+
+def test_the_commands_import_little_more() -> None:
+    paths = sorted((REPOSITORY / "launch").rglob("*.py"))
+    names = [".".join(path.relative_to(REPOSITORY).with_suffix("").parts) for path in paths]
+    found = {name: foreign(name) for name in names if foreign(name)}
+    assert set().union(*found.values()) <= OUTSIDERS
+    assert found["launch.spec_reader"] == {"yaml"}
+
+
+def test_an_outsider_on_a_host_is_found() -> None:
+    real = imported
+
+    def changed(path: pathlib.Path) -> set[str]:
+        return real(path) | ({"yaml"} if path.stem == "recovery" else set())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules[__name__], "imported", changed)
+        assert "launch.recovery" in on_hosts()
+        assert foreign("launch.recovery") == {"yaml"}
+
+
+def test_supervisor_and_agent_start_without_yaml() -> None:
+    program = "import launch.agent, launch.supervisor, sys; print('yaml' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", program], cwd=REPOSITORY, capture_output=True, text=True
+    )
+    assert done.stdout == "False\n", done.stderr
 
 
 def loaded_by(statement: str) -> set[str]:

@@ -84,6 +84,11 @@ class Participant:
         """Process id of this process."""
         return self.environment.process_id if self.environment else 0
 
+    @property
+    def host(self) -> str:
+        """Name of this process's host, as the launcher calls it."""
+        return (self.environment and self.environment.host_id) or socket.gethostname()
+
     def join(
         self, *, initialization_s: float = INITIALIZATION_S, heartbeat_s: float = HEARTBEAT_S
     ) -> None:
@@ -241,7 +246,7 @@ class Participant:
         return RankExit(
             attempt=self.attempt,
             rank=self.rank,
-            host=(self.environment and self.environment.host_id) or socket.gethostname(),
+            host=self.host,
             pid=os.getpid(),
             code=int(code),
             cause=cause,

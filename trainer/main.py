@@ -140,11 +140,12 @@ def start_jax(participant: Participant, *, cache: pathlib.Path) -> None:
     """Configures jax, joins the other processes and checks the platform.
 
     Raises:
-      UserError: the platform is not the one that was asked for.
+      UserError: the platform is not the one that was asked for, or processes differ in devices.
     """
     import jax
 
     from trainer.compile_cache import keep_programs
+    from trainer.device_checks import check_alike
 
     if _CPU_DEVICES.value:
         jax.config.update("jax_num_cpu_devices", _CPU_DEVICES.value)
@@ -153,6 +154,8 @@ def start_jax(participant: Participant, *, cache: pathlib.Path) -> None:
     participant.join(initialization_s=_STARTUP_TIMEOUT.value, heartbeat_s=_HEARTBEAT_TIMEOUT.value)
     if _PLATFORM.value:
         check_platform(_PLATFORM.value)
+    kinds = [device.device_kind for device in jax.local_devices()]
+    check_alike(participant.coordination, host=participant.host, devices=kinds)
 
 
 def check_platform(wanted: str) -> None:

@@ -1,4 +1,4 @@
-"""What can be said of a run before it has devices: configuration, sizes, data. No jax.
+"""What can be said of a run before it has devices: configuration, sizes, data, directory. No jax.
 
 Everything is looked at, also after something was wrong, so that all of it is told at once.
 """
@@ -6,16 +6,22 @@ Everything is looked at, also after something was wrong, so that all of it is to
 import dataclasses
 import enum
 import pathlib
+import queue
+import threading
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from input_pipeline.corpus import find_files
 from input_pipeline.data_config import JsonLines, TextFiles, TokenizerFile, TokenShards
 from input_pipeline.manifest import Manifest
 from input_pipeline.token_store import StoreRecord
-from trainer.config import load
+from trainer.checkpoints.root import Root, open_root
+from trainer.config import LoadedConfig, load
 from trainer.config_errors import ConfigError
 from trainer.context_length import check_context
 from trainer.run_config import LanguageModel, RunConfig
+from trainer.run_directory import Request, check_readable
+from trainer.run_records import read_run
 from trainer.size_checks import (
     check_batch,
     check_expert_count,
@@ -24,12 +30,15 @@ from trainer.size_checks import (
     check_stages,
 )
 
+DIRECTORY_S = 20.0
+
 
 class Verdict(enum.StrEnum):
     """What a finding means; INFO is neither good nor bad."""
 
     OK = "ok"
     INFO = "info"
+    WARNING = "warning"
     ERROR = "error"
 
 
@@ -38,7 +47,7 @@ class Finding:
     """What was found out about one matter.
 
     Attributes:
-      about: configuration, mesh, batch, model, pipeline, data or memory.
+      about: configuration, mesh, batch, model, pipeline, data, checkpoint or memory.
       verdict: what it means.
       message: for people.
     """
@@ -48,8 +57,28 @@ class Finding:
     message: str
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Directory:
+    """Where a run is to live.
+
+    Attributes:
+      url: the run directory: a path, gs:// or s3://.
+      run_id: name that the run will have; empty takes any.
+      allow_change: keys of the configuration that may differ from the last attempt's.
+    """
+
+    url: str
+    run_id: str = ""
+    allow_change: tuple[str, ...] = ()
+
+
 def examine(
-    files: Sequence[str], bindings: Sequence[str], *, devices: int, processes: int
+    files: Sequence[str],
+    bindings: Sequence[str],
+    *,
+    devices: int,
+    processes: int,
+    directory: Directory | None = None,
 ) -> list[Finding]:
     """Returns everything that can be known about a run on so many devices.
 
@@ -58,14 +87,18 @@ def examine(
       bindings: ``NAME=VALUE``.
       devices: devices of the run.
       processes: processes that they are spread over.
+      directory: where it is to live; None leaves that out.
     """
     try:
-        run = load(files, bindings).run
+        loaded = load(files, bindings)
     except ConfigError as error:
         return [_error("configuration", str(problem)) for problem in error.problems]
+    run = loaded.run
     found = [_ok("configuration", f"{type(run.task).__name__}, {run.train.steps} steps")]
     found += _sizes(run, devices=devices, processes=processes)
     found += _data(run)
+    if directory is not None:
+        found += _in_time(loaded, directory)
     found.append(Finding(about="memory", verdict=Verdict.INFO, message="not checked"))
     return found
 
@@ -150,6 +183,72 @@ def _text(source: TextFiles | JsonLines) -> Finding:
     files = find_files(root, patterns=source.files, owner=kind)
     manifest = Manifest(name=root.name, source=kind, licence=source.licence, files=())
     return _ok("data", f"{len(files)} files in {root}, licence {manifest.licence}")
+
+
+def _in_time(loaded: LoadedConfig, directory: Directory) -> list[Finding]:
+    """Looks at the directory, but not for longer than a person waits: stores retry for minutes.
+
+    The thread that still waits then is left behind; whoever calls this ends the process without it.
+    """
+    answer: queue.Queue[list[Finding] | BaseException] = queue.Queue()
+
+    def look() -> None:
+        try:
+            answer.put(list(_directory(loaded, directory)))
+        except BaseException as error:  # noqa: BLE001 (handed to whoever waits, who raises it)
+            answer.put(error)
+
+    threading.Thread(target=look, name="directory", daemon=True).start()
+    try:
+        found = answer.get(timeout=DIRECTORY_S)
+    except queue.Empty:
+        message = f"{directory.url} did not answer within {DIRECTORY_S:g} s; not looked at."
+        return [Finding(about="checkpoint", verdict=Verdict.WARNING, message=message)]
+    if isinstance(found, BaseException):
+        raise found
+    return found
+
+
+def _directory(loaded: LoadedConfig, directory: Directory) -> Iterator[Finding]:
+    """Looks whose the directory is, whether it can be written, and what has changed since."""
+    try:
+        root = open_root(directory.url)
+        record = read_run(root)
+        if "://" in directory.url:
+            _probe(root)
+    except (ValueError, OSError) as error:
+        yield _error("checkpoint", str(error))
+        return
+    if record is None:
+        yield _ok("checkpoint", f"{directory.url} holds nothing yet")
+        return
+    if directory.run_id not in ("", record.run_id):
+        yield _error(
+            "checkpoint",
+            f"{directory.url} holds run {record.run_id!r}, not {directory.run_id!r}. Take another "
+            "directory, or go on with that run under its name.",
+        )
+        return
+    yield _ok("checkpoint", f"{directory.url} holds run {record.run_id}")
+    yield from _changes(loaded, directory, root)
+
+
+def _changes(loaded: LoadedConfig, directory: Directory, root: Root) -> Iterator[Finding]:
+    request = Request(allow_change=directory.allow_change)
+    try:
+        for change in check_readable(root, loaded=loaded, request=request):
+            yield Finding(about="checkpoint", verdict=Verdict.INFO, message=f"changes {change}")
+    except ConfigError as error:
+        yield from (_error("checkpoint", str(problem)) for problem in error.problems)
+    except (ValueError, OSError) as error:
+        yield _error("checkpoint", str(error))
+
+
+def _probe(root: Root) -> None:
+    """Writes a small object and removes it; raises OSError where that is not permitted."""
+    key = f"probe-{uuid.uuid4().hex}"
+    root.write(key, key.encode())
+    root.remove(key)
 
 
 def _ok(about: str, message: str) -> Finding:

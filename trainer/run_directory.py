@@ -142,8 +142,11 @@ def open_run(
     return opened
 
 
-def check_readable(root: Root, *, loaded: LoadedConfig, request: Request) -> None:
+def check_readable(root: Root, *, loaded: LoadedConfig, request: Request) -> list[Difference]:
     """Checks that a directory holds the run that a configuration describes; writes nothing.
+
+    Returns:
+      Permitted differences to the last attempt's configuration.
 
     Raises:
       RunDirectoryError: it holds no run.
@@ -151,7 +154,7 @@ def check_readable(root: Root, *, loaded: LoadedConfig, request: Request) -> Non
     """
     if read_run(root) is None:
         raise RunDirectoryError(f"{root.url} holds no run. Check --run_dir.")
-    _changes(root, loaded=loaded, request=request)
+    return _changes(root, loaded=loaded, request=request)
 
 
 def _changes(root: Root, *, loaded: LoadedConfig, request: Request) -> list[Difference]:

@@ -9,6 +9,7 @@ import pathlib
 import time
 
 from launch import manifests
+from launch.control import Control, Want
 from launch.engines import kubernetes_names as names
 from launch.engines import kubernetes_objects, kubernetes_refusals, kubernetes_status
 from launch.engines.engine import EngineError, EngineState, Rendered, Standing
@@ -45,7 +46,6 @@ class Kubernetes:
           EngineError: the API server cannot be reached or refused.
         """
         api = _api(job)
-        self._write(job)
         found = api.get("JobSet", names.jobset_name(job))
         if found:
             _check_own(found, job)
@@ -61,15 +61,21 @@ class Kubernetes:
         return self.standing(job)
 
     def standing(self, job: Job) -> Standing:
-        """Returns what JobSet, Kueue and the pods say; UNKNOWN where the server does not answer."""
+        """Returns what JobSet, Kueue and the pods say; UNKNOWN where the server does not answer.
+
+        A set that is not there was drained or cancelled where a person has asked for that.
+        """
         try:
             seen = _look(_api(job), job)
         except EngineError as error:
             return Standing(state=EngineState.UNKNOWN, detail=str(error))
-        if seen is None:
-            gone = f"there is no JobSet {names.namespace(job)}/{names.jobset_name(job)}"
-            return Standing(state=EngineState.ENDED, detail=f"{gone}: cancelled, or not submitted")
-        return kubernetes_status.standing(seen)
+        if seen is not None:
+            return kubernetes_status.standing(seen)
+        control = Control.read(job.job_dir)
+        want = control.want if control else Want.GO_ON
+        state = {Want.DRAIN: EngineState.HELD, Want.CANCEL: EngineState.ENDED}
+        detail = f"there is no JobSet {names.namespace(job)}/{names.jobset_name(job)}"
+        return Standing(state=state.get(want, EngineState.UNKNOWN), detail=detail)
 
     def cancel(self, job: Job) -> None:
         """Deletes the set, and by it all that it owns; pods get SIGTERM and their grace.
@@ -123,18 +129,6 @@ class Kubernetes:
         from launch.engines import kubernetes_preflight
 
         return kubernetes_preflight.report(Api(namespace))
-
-    def _write(self, job: Job) -> None:
-        folder = pathlib.Path(job.job_dir) / "rendered"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            for name, text in self.render(job).files.items():
-                (folder / name).write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise EngineError(
-                f"What is submitted cannot be kept in {folder}: {error}. Name a folder that can be "
-                "written here."
-            ) from None
 
     def _remove(self, api: Api, job: Job) -> None:
         """Deletes a run's objects and waits until none is left to be taken for the next one's."""

@@ -3,7 +3,7 @@
 import hashlib
 import re
 
-from launch.spec import Job
+from launch.spec import Job, JobSpec
 
 JOBSET_GROUP, JOBSET_VERSION = "jobset.x-k8s.io", "v1alpha2"
 KUEUE_GROUP, KUEUE_VERSION = "kueue.x-k8s.io", "v1beta2"
@@ -52,14 +52,19 @@ def namespace(job: Job) -> str:
     return job.spec.kubernetes.namespace or job.spec.owner.team
 
 
+def pod_count(spec: JobSpec) -> int:
+    """Returns how many pods a run has: one for each host, and one for each spare."""
+    return spec.resources.hosts + spec.recovery.spares
+
+
 def jobset_name(job: Job) -> str:
     """Returns the name of a run's objects.
 
     It is the run's id where that makes a name; JobSet refuses a set whose longest pod name has more
     than 63 characters, so a longer id is cut and ends in a digest of the whole.
     """
-    hosts = job.spec.resources.hosts
-    longest_pod = len(f"-{REPLICATED_JOB}-{job.spec.topology.slices}-{hosts}-abcde")
+    pods = pod_count(job.spec)
+    longest_pod = len(f"-{REPLICATED_JOB}-{job.spec.topology.slices}-{pods}-abcde")
     room = _LONGEST - longest_pod
     name = re.sub(r"[^a-z0-9-]+", "-", job.run_id.lower()).strip("-")
     if not name[:1].isalpha():

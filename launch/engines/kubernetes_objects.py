@@ -56,12 +56,12 @@ def objects(job: Job) -> dict[str, Sequence[Object]]:
 
 
 def jobset(job: Job) -> Object:
-    """Returns the gang: as many Jobs as slices, each with the pods of its hosts."""
+    """Returns the gang: as many Jobs as slices, each with the pods of its hosts and spares."""
     slices = job.spec.topology.slices
-    hosts = job.spec.resources.hosts // slices
+    pods = names.pod_count(job.spec) // slices
     one_job: Object = {
-        "parallelism": hosts,
-        "completions": hosts,
+        "parallelism": pods,
+        "completions": pods,
         "completionMode": "Indexed",
         "backoffLimit": 0,
         "podReplacementPolicy": "Failed",

@@ -54,14 +54,18 @@ def mount_path(spec: JobSpec) -> str:
 def in_pod(job: Job) -> Job:
     """Returns the job as its pods read it.
 
-    Folders that no pod has become the pod's own. The longest time is Kueue's to watch over: pods
-    that end by themselves before would be started again where they were.
+    What the launcher writes goes into the run directory where that is on the claim, else into a
+    folder that ends with the pod. The longest time is Kueue's to watch over: pods that end by
+    themselves before would be started again where they were.
     """
     mount = mount_path(job.spec)
     runtime = dataclasses.replace(job.spec.runtime, max_walltime_s=Seconds(0.0))
+    kept = [
+        folder for folder in (job.job_dir, job.spec.checkpoint.root) if _is_below(folder, mount)
+    ]
     return dataclasses.replace(
         job,
-        job_dir=job.job_dir if _is_below(job.job_dir, mount) else f"{names.STATE_DIR}/job",
+        job_dir=kept[0] if kept else f"{names.STATE_DIR}/job",
         code_dir=job.code_dir if _is_below(job.code_dir, mount) else ".",
         spec=dataclasses.replace(job.spec, runtime=runtime),
     )

@@ -10,6 +10,11 @@ from launch.engines.kubernetes_pod import mount_path
 from launch.spec import JobSpec, OnLoss, SecretForm
 
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_LABEL = re.compile(
+    r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+)
+_LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
+_QUANTITY = re.compile(r"[1-9][0-9]*([kMGTP]i?)?")
 _VARIABLE = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
 _SECRET = re.compile(r"k8s:[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[-._a-zA-Z0-9]+")
 _OF_THE_IMAGE = frozenset(
@@ -25,6 +30,7 @@ def refusals(spec: JobSpec) -> list[str]:
         *_root(spec),
         *_elasticity(spec),
         *_names(spec),
+        *_labels(spec),
         *_secrets(spec),
         *_variables(spec),
     ]
@@ -74,10 +80,11 @@ def _elasticity(spec: JobSpec) -> Iterator[str]:
             "go on with fewer hosts, cancel, change resources.hosts and submit with the same "
             "checkpoint.root; the checkpoint fits any size."
         )
-    if spec.recovery.spares:
+    if spec.recovery.spares and spec.topology.slices > 1:
         yield (
-            f"recovery.spares is {spec.recovery.spares}, but a JobSet has no idle hosts: use 0. "
-            "Lost pods get new nodes from Kueue."
+            f"recovery.spares is {spec.recovery.spares}, but topology.slices is "
+            f"{spec.topology.slices}: a spare of one slice is of no use to another. Use 0; lost "
+            "pods get new nodes from Kueue."
         )
     if spec.resources.hosts % spec.topology.slices:
         yield (
@@ -95,6 +102,26 @@ def _names(spec: JobSpec) -> Iterator[str]:
             yield (
                 f"{key} would be {value!r}, which is no name in Kubernetes (lower-case letters, "
                 f"digits and -, at most 63); set {key}."
+            )
+
+
+def _labels(spec: JobSpec) -> Iterator[str]:
+    """Looks at what is a label's name, and at names of resources, which are formed alike."""
+    options = spec.kubernetes
+    for label, value in options.node_selector.items():
+        if not _LABEL.fullmatch(label) or not _LABEL_VALUE.fullmatch(value):
+            yield f"kubernetes.node_selector has {label!r}: {value!r}, which is no label of a node."
+    for key in ("rack_label", "block_label"):
+        if not _LABEL.fullmatch(getattr(options, key)):
+            yield f"kubernetes.{key} is {getattr(options, key)!r}, which is no label of a node."
+    resources = dict(options.resources)
+    if options.accelerator_resource:
+        resources[options.accelerator_resource] = "1"
+    for name, count in resources.items():
+        if not _LABEL.fullmatch(name) or not _QUANTITY.fullmatch(count):
+            yield (
+                f"kubernetes asks for {count!r} of {name!r}; a resource reads as in "
+                'vpc.amazonaws.com/efa: "32".'
             )
 
 

@@ -65,9 +65,10 @@ def _failed(seen: Seen) -> tuple[EngineState, str, int | None]:
     code = exit_code(message)
     if code is None:
         code = next((c for c in map(pod_exit_code, seen.pods) if c), None)
-    meaning = f"{ending(code).meaning}: " if code is not None else ""
     held = code is not None and ending(code).retry in _HELD
-    detail = f"{meaning}{message or 'failed'}{_restarts(seen.jobset)}"
+    last_words = [words for pod in failed_first(seen.pods) if (words := pod_last_words(pod))]
+    meaning = f"{ending(code).meaning}: " if code is not None else ""
+    detail = f"{meaning}{(last_words or [message or 'failed'])[0]}{_restarts(seen.jobset)}"
     return EngineState.HELD if held else EngineState.ENDED, detail, code
 
 
@@ -99,7 +100,7 @@ def _started(seen: Seen) -> tuple[EngineState, str, int | None]:
     )
     running = [pod for pod in seen.pods if _status(pod).get("phase") == "Running"]
     restarts = _restarts(seen.jobset)
-    if trouble := next(filter(None, map(pod_trouble, seen.pods)), ""):
+    if trouble := next(filter(None, map(pod_trouble, failed_first(seen.pods))), ""):
         return (
             EngineState.RUNNING,
             f"{len(running)} of {wanted} pods run; {trouble}{restarts}",
@@ -122,6 +123,12 @@ def pod_exit_code(pod: Object) -> int | None:
     return terminated["exitCode"] if terminated else None
 
 
+def pod_last_words(pod: Object) -> str:
+    """Returns why a pod's container ended, as it said itself, on one line."""
+    terminated = _container(pod).get("state", {}).get("terminated") or {}
+    return " ".join(terminated.get("message", "").split())
+
+
 def pod_trouble(pod: Object) -> str:
     """Returns what keeps a pod from running, or how it failed; empty where all is well."""
     name, status = pod["metadata"]["name"], _status(pod)
@@ -130,7 +137,8 @@ def pod_trouble(pod: Object) -> str:
         return f"{name} waits: {waiting['reason']}: {waiting.get('message', '')}".rstrip(": ")
     code = pod_exit_code(pod)
     if code:
-        return f"{name} on {_node(pod)} failed: exit code {code}, {ending(code).meaning}"
+        why = pod_last_words(pod) or ending(code).meaning
+        return f"{name} on {_node(pod)} failed with exit code {code}: {why}"
     disrupted = _condition(pod, "DisruptionTarget")
     if disrupted and disrupted["status"] == "True":
         return f"{name} on {_node(pod)} is disrupted{_reason(disrupted)}"

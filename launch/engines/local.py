@@ -21,6 +21,7 @@ from launch.control import Control, Want
 from launch.engines.engine import EngineError, EngineState, Rendered, Standing
 from launch.engines.local_queue import Ask, LocalQueue
 from launch.orders import Host, Orders
+from launch.own_code import importable
 from launch.run_status import RunState, RunStatus
 from launch.spec import Job, JobSpec, SpotUse
 
@@ -66,7 +67,7 @@ class Local:
             process = subprocess.Popen(
                 [job.python, "-m", "launch.keeper", "--job_dir", job.job_dir],
                 cwd=job.code_dir,
-                env=_own_path(),
+                env=importable(os.environ),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -87,7 +88,7 @@ class Local:
             state = EngineState.HELD if held else EngineState.ENDED
             return Standing(state=state, engine_id=pid, exit_code=status.exit_code)
         if not lives:
-            detail = f"its supervisor is gone; launch resume {job.run_id} goes on"
+            detail = f"its supervisor is gone; python -m launch.main resume {job.run_id}"
             return Standing(state=EngineState.HELD, engine_id=pid, detail=detail)
         waiting = status.state is RunState.WAITING
         state = EngineState.QUEUED if waiting else EngineState.RUNNING
@@ -180,7 +181,7 @@ class LocalGang:
             with (logs / f"agent-{host.name}.log").open("ab") as errors:
                 agent = subprocess.Popen(
                     [self._job.python, "-m", "launch.agent", "--host", host.name],
-                    env=_own_path(),
+                    env=importable(os.environ),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=errors,
@@ -258,10 +259,3 @@ def _need(spec: JobSpec) -> int:
 
 def _user() -> str:
     return os.environ.get("USER", str(os.getuid()))
-
-
-def _own_path() -> dict[str, str]:
-    """This environment, with Lockstep itself importable wherever the job's code is."""
-    root = str(pathlib.Path(__file__).resolve().parents[2])
-    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}

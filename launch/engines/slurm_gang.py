@@ -21,6 +21,7 @@ from launch.engines import slurm_commands as commands
 from launch.engines import slurm_nodes, slurm_script, slurm_submission
 from launch.engines.engine import EngineError, LeftAllocation
 from launch.orders import Host, Orders
+from launch.own_code import importable
 from launch.spec import Job
 
 PATIENCE_S = 900.0
@@ -163,7 +164,7 @@ class SlurmGang:
         with log.open("ab") as errors:
             process = subprocess.Popen(
                 command,
-                env=_own_path(self._environ),
+                env=importable(self._environ),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -198,7 +199,7 @@ class SlurmGang:
         other = next((name for name in others if name not in active), others[0])
         lookout = subprocess.Popen(
             [*_srun([other], name=_LOOKOUT), *module, *arguments],
-            env=_own_path(self._environ),
+            env=importable(self._environ),
             stdin=subprocess.DEVNULL,
             process_group=0,
         )
@@ -283,10 +284,3 @@ def _answers(address: str, port: int) -> bool:
         return True
     except OSError:
         return False
-
-
-def _own_path(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment, with Lockstep itself importable wherever the job's code is."""
-    root = str(pathlib.Path(__file__).resolve().parents[2])
-    paths = [root, *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
-    return {**environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}

@@ -8,7 +8,6 @@ successor and ends this job. Standard library only.
 
 import argparse
 import os
-import pathlib
 import sys
 import time
 from collections.abc import Sequence
@@ -50,8 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--job_dir", required=True, help="Folder that holds job.json.")
     parser.add_argument("--host", required=True, help="Node that runs the supervisor.")
     arguments = parser.parse_args(argv)
-    path = pathlib.Path(arguments.job_dir) / "job.json"
-    job = Job.from_json(path.read_text(), source=str(path))
+    job = Job.of_folder(arguments.job_dir)
     look(job, host=arguments.host, job_id=os.environ["SLURM_JOB_ID"])
     return 0
 

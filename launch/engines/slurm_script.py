@@ -5,11 +5,11 @@ kind of quoting. The script is the same for every allocation of a run.
 """
 
 import math
-import pathlib
 import shlex
 
 from launch import fabric
 from launch.engines.engine import EngineError
+from launch.own_code import ROOT
 from launch.spec import Job, JobSpec, OnLoss, Placement, SpotUse, TopologyLevel
 
 LOG = "supervisor.log"
@@ -61,11 +61,10 @@ def options(job: Job, *, again: bool = False, exclude: tuple[str, ...] = ()) -> 
 
 def script(job: Job) -> str:
     """Returns the batch script: it becomes the keeper of the run's supervisor."""
-    root = pathlib.Path(__file__).resolve().parents[2]
     lines = [
         "#!/bin/bash",
         f"# Run {job.run_id}. job.json beside this folder says what it does.",
-        f"export PYTHONPATH={shlex.quote(str(root))}${{PYTHONPATH:+:$PYTHONPATH}}",
+        f"export PYTHONPATH={shlex.quote(str(ROOT))}${{PYTHONPATH:+:$PYTHONPATH}}",
         f"cd -- {shlex.quote(job.code_dir)} || exit 64",
         *job.spec.slurm.setup,
         # exec: the supervisor's exit code is the job's, and nothing stands before signals.

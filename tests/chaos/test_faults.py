@@ -199,6 +199,7 @@ def test_detection_is_written_and_quick(chaos, kind):
         "detect_s",
         "stop_s",
         "decide_s",
+        "wait_s",
         "restart_s",
         "start_s",
         "restore_s",

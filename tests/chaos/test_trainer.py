@@ -134,6 +134,6 @@ def test_a_mistake_of_the_user_is_told_and_not_repeated(tmp_path, cache):
     try:
         assert run.run() == ExitCode.CONFIGURATION, run.story()
         assert len(run.events("attempt_planned")) == 1
-        assert "5" in run.status().next_action
+        assert "global_batch" in run.status().next_action
     finally:
         run.end()

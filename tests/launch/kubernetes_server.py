@@ -220,6 +220,7 @@ def _groups(versions: dict[str, list[str]]) -> Object:
 def _handler(server: ApiServer) -> type[http.server.BaseHTTPRequestHandler]:
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        wbufsize = -1  # an answer in one piece; in two, the second waits for the first's receipt
 
         def _serve(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from launch.engines.kubernetes_names import pod_count
 from launch.journal import Journal
 from launch.spec import Job
 from tests.launch import kubernetes_jobs as jobs
@@ -38,11 +39,11 @@ class Pods:
         """Starts all pods of an incarnation."""
         self.processes = [
             self._start(index, uid=uid, restart=restart)
-            for index in range(self.job.spec.resources.hosts)
+            for index in range(pod_count(self.job.spec))
         ]
 
     def _start(self, index: int, *, uid: str, restart: int) -> subprocess.Popen[bytes]:
-        each = self.job.spec.resources.hosts // self.job.spec.topology.slices
+        each = pod_count(self.job.spec) // self.job.spec.topology.slices
         state = self.folder / f"state{index}"
         state.mkdir(exist_ok=True)
         variables = {
@@ -74,7 +75,7 @@ class Pods:
     def end(self) -> None:
         """Ends what is left, with all that it has started."""
         for process in self.processes:
-            for child in [*_children(process.pid), process.pid]:
+            for child in [*descendants(process.pid), process.pid]:
                 try:
                     os.kill(child, signal.SIGKILL)
                 except ProcessLookupError:
@@ -101,19 +102,19 @@ class Pods:
             time.sleep(0.02)
 
 
-def _children(pid: int) -> list[int]:
+def descendants(pid: int) -> list[int]:
     """Returns all descendants of a process."""
     found = []
     tasks = pathlib.Path(f"/proc/{pid}/task")
     for path in tasks.glob("*/children"):
         for child in map(int, path.read_text().split()):
-            found += [child, *_children(child)]
+            found += [child, *descendants(child)]
     return found
 
 
 def child_of(pid: int, *, role: str) -> int:
     """Returns the process id of a child that plays a role."""
-    for child in _children(pid):
+    for child in descendants(pid):
         words = pathlib.Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
         if role.encode() in words:
             return child

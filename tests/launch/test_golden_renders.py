@@ -61,6 +61,7 @@ def rendered(example: pathlib.Path, engine_name: str) -> str:
     files = {"job.json": jobs.job_text(job), **made.files}
     parts = [f"# ---- {name}\n{text.rstrip()}\n" for name, text in files.items()]
     text = "".join([*parts, f"# ---- {shlex.join(made.command)}\n"])
+    text = text.replace(str(REPOSITORY), "/opt/lockstep")
     kept = (line if len(line) < _LONGEST else f"{line[:20]}..." for line in text.splitlines())
     return "\n".join(kept) + "\n"
 

@@ -6,13 +6,12 @@ JobSet, Kueue and kubelets would do, the tests do by changing statuses.
 
 import dataclasses
 import pathlib
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from launch.engines import kubernetes as engine_module
+from launch.control import Control, Want
 from launch.engines import kubernetes_names as names
 from launch.engines.engine import EngineError, EngineState, engine_named
 from launch.engines.kubernetes import Kubernetes
@@ -20,8 +19,7 @@ from launch.engines.kubernetes_client import Api
 from launch.spec import Job, KubernetesOptions, Runtime
 from tests.launch import kubernetes_clusters as clusters
 from tests.launch import kubernetes_jobs as jobs
-from tests.launch.kubernetes_clusters import Cluster, Fake, condition
-from tests.launch.kubernetes_server import ApiServer
+from tests.launch.kubernetes_clusters import Cluster, condition
 
 RUN = "train-0a1b2c"
 
@@ -31,14 +29,6 @@ def cluster(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     with clusters.cluster(tmp_path) as found:
         monkeypatch.setenv("KUBECONFIG", str(found.kubeconfig))
         yield found
-
-
-@pytest.fixture
-def fake(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
-    """The small server, for what a real one cannot be made to do."""
-    with ApiServer() as server:
-        monkeypatch.setenv("KUBECONFIG", str(Fake(server, tmp_path).kubeconfig))
-        yield server
 
 
 @pytest.fixture
@@ -132,8 +122,6 @@ def test_a_job_is_submitted_once(cluster: Cluster, job: Job) -> None:
     assert uid(job) == before
     assert cluster.names("ConfigMap") == [f"{RUN}-agent", f"{RUN}-job"]
     assert cluster.names("NetworkPolicy") == [RUN]
-    kept = pathlib.Path(job.job_dir) / "rendered"
-    assert {p.name: p.read_text() for p in kept.iterdir()} == dict(engine.render(job).files)
 
 
 def test_what_a_submission_left_half_done_is_completed(cluster: Cluster, job: Job) -> None:
@@ -225,7 +213,8 @@ def test_a_job_starts_runs_and_is_complete(cluster: Cluster, job: Job) -> None:
     ("status", "words"),
     [
         (clusters.waiting("ImagePullBackOff", "no such image"), "ImagePullBackOff: no such image"),
-        (clusters.ended(64), "node-0 failed: exit code 64, the configuration cannot be used"),
+        (clusters.ended(64), "node-0 failed with exit code 64: the configuration cannot be used"),
+        (clusters.ended(85, message="HostLost on n7"), "failed with exit code 85: HostLost on n7"),
         (
             {
                 "phase": "Pending",
@@ -271,6 +260,8 @@ def test_a_set_that_is_given_up_has_the_runs_code(
     found = Kubernetes().standing(job)
     assert (found.state, found.exit_code) == (state, code)
     assert f"exit code {code}" in found.detail
+    pods(cluster, clusters.ended(code, message="ValueError on node-3:\nrank 7"))
+    assert "ValueError on node-3: rank 7" in Kubernetes().standing(job).detail
 
 
 def test_the_users_error_is_told_not_what_came_with_it(cluster: Cluster, job: Job) -> None:
@@ -298,8 +289,24 @@ def test_cancel_leaves_nothing_and_can_be_said_twice(cluster: Cluster, job: Job)
     assert cluster.names("JobSet") == []
     Kubernetes().cancel(job)
     found = Kubernetes().standing(job)
-    assert found.state is EngineState.ENDED
+    assert found.state is EngineState.UNKNOWN
     assert "no JobSet" in found.detail
+    assert found == Kubernetes().standing(job)
+
+
+@pytest.mark.parametrize(
+    ("want", "state"), [(Want.DRAIN, EngineState.HELD), (Want.CANCEL, EngineState.ENDED)]
+)
+def test_a_set_that_a_person_has_ended_is_told_from_one_that_never_was(
+    cluster: Cluster, job: Job, want: Want, state: EngineState
+) -> None:
+    pathlib.Path(job.job_dir).mkdir()
+    Kubernetes().submit(job)
+    Control(want=want, by="ada", time=0.0).write(job.job_dir)
+    assert Kubernetes().standing(job).state is EngineState.QUEUED
+    Kubernetes().cancel(job)
+    assert Kubernetes().standing(job).state is state
+    assert Kubernetes().release(job).state is EngineState.QUEUED
 
 
 def test_a_held_set_is_given_back_to_kueue(cluster: Cluster, job: Job) -> None:
@@ -348,118 +355,3 @@ def test_a_set_that_runs_is_not_released(cluster: Cluster, job: Job) -> None:
 def test_a_cancelled_run_is_submitted_by_its_release(cluster: Cluster, job: Job) -> None:
     assert Kubernetes().release(job).state is EngineState.QUEUED
     assert cluster.names("JobSet") == [RUN]
-
-
-def test_what_does_not_go_away_is_told(
-    fake: ApiServer, job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Kubernetes().submit(job)
-    fake.change("JobSet", RUN, lambda o: o.update(status={"terminalState": "Failed"}))
-    monkeypatch.setattr(engine_module, "GONE_S", -1.0)
-    monkeypatch.setattr(fake, "_delete", lambda key: {"kind": "Status"})
-    with pytest.raises(EngineError, match=f"JobSet {RUN}.*out of service"):
-        Kubernetes().release(job)
-
-
-def test_logs_begin_with_the_pod_that_failed_first(fake: ApiServer, job: Job) -> None:
-    Kubernetes().submit(job)
-    statuses = [
-        clusters.running(),
-        clusters.ended(85, at="2026-11-30T09:00:05Z"),
-        clusters.ended(64, at="2026-11-30T09:00:01Z"),
-        clusters.waiting("ContainerCreating"),
-    ]
-    for index, status in enumerate(statuses):
-        name = f"{RUN}-host-0-{index}-abcde"
-        found = clusters.pod(name, labels={names.RUN_LABEL: RUN}, status=status)
-        found["metadata"]["namespace"] = "research"
-        fake.put(found)
-        if index < 3:
-            fake.logs[name] = f"lines of {index}, with ümläut\n"
-    text = Kubernetes().logs(job)
-    assert text is not None
-    order = [text.index(f"lines of {index}") for index in (2, 1, 0)]
-    assert order == sorted(order)
-    assert "exit code 64" in text.splitlines()[0]
-    assert "ümläut" in text
-
-
-def test_logs_that_are_in_the_jobs_folder_are_read_there(job: Job) -> None:
-    folder = pathlib.Path(job.job_dir) / "attempts" / "1" / "logs"
-    folder.mkdir(parents=True)
-    (folder / "rank0.log").touch()
-    assert Kubernetes().logs(job) is None
-
-
-@pytest.mark.parametrize("status", [500, 503, 403, 0])
-def test_an_answer_that_fails_is_not_a_job_that_fails(
-    fake: ApiServer, job: Job, status: int
-) -> None:
-    engine = Kubernetes()
-    engine.submit(job)
-    fake.failures = [(status, "trouble")] * 20
-    found = engine.standing(job)
-    assert found.state is EngineState.UNKNOWN
-    assert "Kubernetes" in found.detail
-    fake.failures = []
-    assert engine.standing(job).state is EngineState.QUEUED
-
-
-def test_a_connection_that_breaks_once_is_made_again(fake: ApiServer, job: Job) -> None:
-    engine = Kubernetes()
-    engine.submit(job)
-    fake.failures = [(0, "")]
-    assert engine.standing(job).state is EngineState.QUEUED
-
-
-def test_a_server_that_cannot_be_reached_is_told_and_nothing_is_submitted(
-    job: Job, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with ApiServer() as server:
-        monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig(tmp_path)))
-    with pytest.raises(EngineError, match="cannot be reached"):
-        Kubernetes().submit(job)
-    assert Kubernetes().standing(job).state is EngineState.UNKNOWN
-
-
-def test_without_a_kubeconfig_it_says_what_to_set(
-    job: Job, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
-    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    with pytest.raises(EngineError, match="Set KUBECONFIG"):
-        Kubernetes().submit(job)
-
-
-def test_without_the_package_it_says_which_extra_to_install(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "kubernetes", None)
-    with pytest.raises(EngineError, match=r"lockstep\[kubernetes\]"):
-        Kubernetes().submit(job)
-    assert Kubernetes().render(job).files, "rendering does without it"
-
-
-def test_a_server_that_refuses_is_quoted(fake: ApiServer, job: Job) -> None:
-    fake.failures = [(404, "not found"), (422, "ConfigMap is invalid: nope")]
-    with pytest.raises(EngineError, match=r"nope \(422\)"):
-        Kubernetes().submit(job)
-
-
-def test_the_server_keeps_exactly_what_was_rendered(fake: ApiServer, job: Job) -> None:
-    Kubernetes().submit(job)
-    kept = {(kind, name): obj for (kind, _, name), obj in fake.objects.items()}
-    for rendered in engine_module.kubernetes_objects.objects(job).values():
-        for obj in rendered:
-            found = kept[obj["kind"], obj["metadata"]["name"]]
-            assert {k: v for k, v in found.items() if k != "metadata"} == {
-                k: v for k, v in obj.items() if k != "metadata"
-            }
-            assert found["metadata"].items() >= obj["metadata"].items()
-
-
-def test_unknown_fields_are_refused_not_dropped(fake: ApiServer, job: Job) -> None:
-    Kubernetes().submit(job)
-    posts = [request for request in fake.requests if request.startswith("POST")]
-    assert len(posts) == 4
-    assert all("fieldValidation=Strict" in request for request in posts)

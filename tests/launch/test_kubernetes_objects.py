@@ -5,104 +5,52 @@ import copy
 import dataclasses
 import itertools
 import json
+import pathlib
 import re
 from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launch import manifests
+from launch import spec_reader
 from launch.engines import kubernetes_names as names
-from launch.engines import kubernetes_objects, kubernetes_pod, kubernetes_refusals
+from launch.engines import kubernetes_objects
 from launch.engines.kubernetes import Kubernetes
+from launch.engines.kubernetes_refusals import refusals as refused
 from launch.exit_codes import ExitCode, RetryClass, ending
 from launch.spec import (
     Budgets,
-    Fabric,
-    Isolation,
-    Job,
+    Checkpoint,
+    Code,
     JobSpec,
     KubernetesOptions,
+    OnLoss,
     Owner,
-    Placement,
     Priority,
     Recovery,
     Resources,
-    Runtime,
-    Secret,
-    SecretForm,
-    Spot,
-    SpotUse,
-    Topology,
-    TopologyLevel,
-    Workload,
 )
 from tests.launch import kubernetes_jobs as jobs
 from tests.launch import kubernetes_schemas as schemas
-
-SECRETS = (
-    Secret(name="HF_TOKEN", ref="k8s:hub/token"),
-    Secret(name="WANDB_KEY", ref="k8s:tracking/key", form=SecretForm.ENV),
+from tests.launch.job_files import valid_specs
+from tests.launch.kubernetes_specs import (
+    RACKS,
+    SIXTEEN,
+    SPECS,
+    child,
+    jobset,
+    objects,
+    pod,
 )
-RACKS = Topology(level=TopologyLevel.RACK, placement=Placement.REQUIRED)
-SIXTEEN = Resources(accelerator="h100", hosts=16, per_host=8)
 
-SPECS = {
-    "small": jobs.spec(),
-    "on_a_claim": jobs.on_a_claim(),
-    "large": jobs.spec(
-        resources=dataclasses.replace(
-            SIXTEEN, cpus_per_host=96, memory_gib=1024, fabric=Fabric.EFA
-        ),
-        topology=dataclasses.replace(RACKS, slices=2),
-        kubernetes=KubernetesOptions(resources={"vpc.amazonaws.com/efa": "32"}),
-        priority=Priority.CRITICAL,
-        runtime=Runtime(max_walltime_s=86400.0, grace_s=90.5),  # type: ignore[arg-type]
-    ),
-    "rack": jobs.spec(topology=RACKS),
-    "spot": jobs.spec(spot=Spot(use=SpotUse.REQUIRE), priority=Priority.PREEMPTIBLE),
-    "tpu": jobs.spec(
-        resources=Resources(accelerator="tpu-v5p", hosts=4, per_host=4),
-        kubernetes=KubernetesOptions(
-            node_selector={"cloud.google.com/gke-tpu-topology": "2x2x4"}, namespace="tpus"
-        ),
-    ),
-    "cpu": jobs.spec(resources=Resources(accelerator="cpu", hosts=1, per_host=1)),
-    "secrets": jobs.spec(secrets=SECRETS),
-    "open": jobs.spec(
-        isolation=Isolation(deny_other_jobs=False, run_as_non_root=False, service_account="trainer")
-    ),
-    "torch": jobs.spec(workload=Workload(command=("python", "train.py", "--a b"))),
-}
-
-
-def objects(job: Job) -> list[dict[str, Any]]:
-    return [o for group in kubernetes_objects.objects(job).values() for o in group]
-
-
-def jobset(spec: JobSpec) -> dict[str, Any]:
-    return kubernetes_objects.jobset(jobs.job(spec))
-
-
-def child(spec: JobSpec) -> dict[str, Any]:
-    (replicated,) = jobset(spec)["spec"]["replicatedJobs"]
-    return replicated["template"]["spec"]
-
-
-def pod(spec: JobSpec) -> dict[str, Any]:
-    return child(spec)["template"]["spec"]
-
-
-def container(spec: JobSpec) -> dict[str, Any]:
-    (found,) = pod(spec)["containers"]
-    return found
+REPOSITORY = pathlib.Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("name", SPECS)
 def test_every_object_is_valid_against_the_closed_schemas_and_their_rules(name: str) -> None:
-    assert kubernetes_refusals.refusals(SPECS[name]) == []
+    assert refused(SPECS[name]) == []
     for obj in objects(jobs.job(SPECS[name])):
         assert schemas.problems(obj) == [], obj["kind"]
 
@@ -119,6 +67,44 @@ def test_yaml_holds_exactly_the_objects_that_are_submitted(name: str) -> None:
     assert [w for w in words[2:] if w != "--filename"] == list(rendered.files)
     assert list(rendered.files)[-1] == "jobset.yaml"
     assert read[-1]["kind"] == "JobSet", "what it needs is there before it"
+
+
+EXAMPLES = [
+    path
+    for path in sorted((REPOSITORY / "configs" / "jobs").glob("*.yaml"))
+    if not refused(spec_reader.load(path).spec)
+]
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_every_example_for_kubernetes_is_valid(path: pathlib.Path) -> None:
+    for obj in objects(jobs.job(spec_reader.load(path).spec)):
+        assert schemas.problems(obj) == [], obj["kind"]
+
+
+def test_there_are_examples_for_kubernetes() -> None:
+    assert {path.stem for path in EXAMPLES} >= {"pretrain_512", "spot"}
+
+
+LABELS = st.sampled_from([{}, {"pool": "a"}, {"cloud.example/zone": "", "b": "C.d_e"}])
+
+
+@given(drawn=valid_specs(), labels=LABELS, claim=st.sampled_from(["", "runs"]))
+@settings(max_examples=40, deadline=None)
+def test_any_job_that_is_not_refused_is_valid(
+    drawn: JobSpec, labels: dict[str, str], claim: str
+) -> None:
+    spec = dataclasses.replace(
+        drawn,
+        code=Code(image="a/b:1"),
+        checkpoint=Checkpoint(root="/r/x" if claim else "s3://b/x"),
+        recovery=dataclasses.replace(drawn.recovery, on_loss=OnLoss.REQUEUE, spares=0),
+        secrets=tuple(dataclasses.replace(each, ref="k8s:a/b") for each in drawn.secrets),
+        kubernetes=KubernetesOptions(node_selector=labels, volume_claim=claim),
+    )
+    assert refused(spec) == []
+    for obj in objects(jobs.job(spec)):
+        assert schemas.problems(obj) == [], obj["kind"]
 
 
 def planted() -> list[tuple[str, Any, str]]:
@@ -168,41 +154,6 @@ def test_errors_in_core_kinds_are_found() -> None:
     policy = kubernetes_objects.network_policy(jobs.job())
     policy["spec"]["podSelectors"] = policy["spec"].pop("podSelector")
     assert any("podSelector" in problem for problem in schemas.problems(policy))
-
-
-@pytest.mark.parametrize("value", jobs.HOSTILE)
-def test_hostile_values_reach_the_process_as_they_are(value: str) -> None:
-    command = ("prog", value, f"--x={value}")
-    spec = jobs.spec(workload=Workload(command=command, env={"VALUE": value, "NEXT": value}))
-    read = {}
-    for text in Kubernetes().render(jobs.job(spec)).files.values():
-        read |= {obj["metadata"]["name"]: obj for obj in yaml.safe_load_all(text)}
-    name = names.jobset_name(jobs.job(spec))
-    template = read[name]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
-    (main,) = template["spec"]["containers"]
-    seen = jobs.environment(main)
-    assert (seen["VALUE"], seen["NEXT"]) == (value, value)
-    text = read[f"{name}-job"]["data"][names.JOB_FILE]
-    assert Job.from_json(text, source="job.json").command() == command
-    assert value not in ("$HOME", "$(HOME)") or value not in json.dumps(main["command"])
-
-
-@given(
-    st.text(
-        st.characters(exclude_categories=["Cs", "Cc"]) | st.sampled_from("$()\n\t"), max_size=30
-    )
-)
-def test_any_text_survives_kubernetes_expansion(text: str) -> None:
-    assert jobs.expanded(names.literal(text), {"HOME": "x", "": "y"}) == text
-    (read,) = yaml.safe_load_all(manifests.text([{"value": text}]))
-    assert read == {"value": text}
-
-
-def test_the_interpreters_path_is_no_template_either() -> None:
-    (main,) = kubernetes_objects.jobset(jobs.job(python="/opt/$(HOME)/python"))["spec"][
-        "replicatedJobs"
-    ][0]["template"]["spec"]["template"]["spec"]["containers"]
-    assert jobs.expanded(main["command"][0], {"HOME": "x"}) == "/opt/$(HOME)/python"
 
 
 def matched(message: str, spec: JobSpec) -> str:
@@ -282,30 +233,8 @@ def test_priorities_are_five_different_classes() -> None:
     assert found == ["critical", "high", "normal", "low", "preemptible"]
 
 
-@pytest.mark.parametrize(
-    ("topology", "expected"),
-    [
-        (Topology(), {}),
-        (RACKS, {names.REQUIRED_TOPOLOGY: "cloud.provider.com/topology-rack"}),
-        (
-            Topology(level=TopologyLevel.BLOCK),
-            {names.PREFERRED_TOPOLOGY: "cloud.provider.com/topology-block"},
-        ),
-        (
-            dataclasses.replace(RACKS, slices=4),
-            {
-                names.PREFERRED_TOPOLOGY: "cloud.provider.com/topology-rack",
-                names.SLICE_TOPOLOGY: "cloud.provider.com/topology-rack",
-                names.SLICE_SIZE: "4",
-            },
-        ),
-    ],
-)
-def test_topology_becomes_kueues_annotations(topology: Topology, expected: dict[str, str]) -> None:
-    one = child(jobs.spec(resources=SIXTEEN, topology=topology))
-    annotations = one["template"]["metadata"]["annotations"]
-    found = {k: v for k, v in annotations.items() if k.startswith("kueue.")}
-    assert found == expected
+def test_spares_are_pods_of_the_set() -> None:
+    assert child(jobs.spec(recovery=Recovery(spares=2)))["parallelism"] == 4
 
 
 def test_slices_are_jobs_and_hosts_are_pods() -> None:
@@ -317,92 +246,6 @@ def test_slices_are_jobs_and_hosts_are_pods() -> None:
     assert one["completionMode"] == "Indexed"
 
 
-@pytest.mark.parametrize(
-    ("accelerator", "resource"),
-    [
-        ("h100", "nvidia.com/gpu"),
-        ("mi300x", "amd.com/gpu"),
-        ("tpu-v5p", "google.com/tpu"),
-        ("trn2", "aws.amazon.com/neuron"),
-    ],
-)
-def test_accelerators_are_asked_for_by_their_kind(accelerator: str, resource: str) -> None:
-    spec = jobs.spec(resources=Resources(accelerator=accelerator, hosts=1, per_host=4))
-    assert container(spec)["resources"]["limits"] == {resource: "4"}
-    assert pod(spec)["nodeSelector"] == {names.ACCELERATOR_LABEL: accelerator}
-
-
-def test_memory_is_bounded_and_cores_are_not() -> None:
-    found = container(SPECS["large"])["resources"]
-    assert found["limits"] == {
-        "nvidia.com/gpu": "8",
-        "memory": "1024Gi",
-        "vpc.amazonaws.com/efa": "32",
-    }
-    assert found["requests"] == {**found["limits"], "cpu": "96"}
-
-
-@pytest.mark.parametrize(
-    ("use", "tolerated", "selected"),
-    [(SpotUse.NEVER, False, False), (SpotUse.ALLOW, True, False), (SpotUse.REQUIRE, True, True)],
-)
-def test_spot_is_a_toleration_and_where_required_a_selector(
-    use: SpotUse, tolerated: bool, selected: bool
-) -> None:
-    found = pod(jobs.spec(spot=Spot(use=use)))
-    assert any(t["key"] == names.CAPACITY_LABEL for t in found["tolerations"]) == tolerated
-    assert (found["nodeSelector"].get(names.CAPACITY_LABEL) == names.SPOT) == selected
-
-
-def test_a_lost_node_is_left_after_seconds_not_minutes() -> None:
-    lost = {
-        t["key"]: t["tolerationSeconds"]
-        for t in pod(jobs.spec())["tolerations"]
-        if t.get("effect") == "NoExecute"
-    }
-    assert set(lost) == {"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"}
-    assert all(15 <= seconds <= 30 for seconds in lost.values())
-
-
-def test_the_container_outlives_the_grace_of_its_processes() -> None:
-    assert pod(SPECS["large"])["terminationGracePeriodSeconds"] == 91 + 15
-
-
-def test_names_resolve_before_pods_are_ready() -> None:
-    assert jobset(jobs.spec())["spec"]["network"] == {
-        "enableDNSHostnames": True,
-        "publishNotReadyAddresses": True,
-    }
-    seen = jobs.environment(container(jobs.spec()))
-    assert seen["LOCKSTEP_COORDINATOR_HOST"] == "train-0a1b2c-host-0-0.train-0a1b2c"
-
-
-def test_secrets_are_references() -> None:
-    found = pod(SPECS["secrets"])
-    (volume,) = (v for v in found["volumes"] if v["name"] == "secrets")
-    assert volume["projected"]["sources"] == [
-        {"secret": {"name": "hub", "items": [{"key": "token", "path": "HF_TOKEN"}]}}
-    ]
-    variables = {v["name"]: v for v in container(SPECS["secrets"])["env"]}
-    assert variables["HF_TOKEN_FILE"]["value"] == "/lockstep/secrets/HF_TOKEN"
-    assert variables["WANDB_KEY"]["valueFrom"] == {
-        "secretKeyRef": {"name": "tracking", "key": "key"}
-    }
-
-
-@pytest.mark.parametrize("name", [n for n in SPECS if n != "open"])
-def test_pods_meet_the_restricted_pod_security_standard(name: str) -> None:
-    found = pod(SPECS[name])
-    assert found["securityContext"]["runAsNonRoot"] is True
-    assert found["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    security = container(SPECS[name])["securityContext"]
-    assert security == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-    allowed = {"configMap", "emptyDir", "projected", "persistentVolumeClaim"}
-    assert {kind for v in found["volumes"] for kind in v if kind != "name"} <= allowed
-    assert not {"hostNetwork", "hostPID", "hostIPC"} & set(found)
-    assert found["automountServiceAccountToken"] is False
-
-
 def test_a_run_lets_in_its_own_pods_only() -> None:
     (policy,) = (o for o in objects(jobs.job()) if o["kind"] == "NetworkPolicy")
     own = {"matchLabels": {names.RUN_LABEL: "train-0a1b2c"}}
@@ -411,33 +254,6 @@ def test_a_run_lets_in_its_own_pods_only() -> None:
     labels = child(jobs.spec())["template"]["metadata"]["labels"]
     assert labels.items() >= own["matchLabels"].items()
     assert not any(o["kind"] == "NetworkPolicy" for o in objects(jobs.job(SPECS["open"])))
-
-
-def test_pods_read_the_job_without_folders_that_they_have_not() -> None:
-    def read(job: Job) -> Job:
-        text = kubernetes_objects.job_config(job)["data"][names.JOB_FILE]
-        return Job.from_json(text, source="job.json")
-
-    here = read(jobs.job())
-    assert (here.job_dir, here.code_dir) == ("/lockstep/state/job", ".")
-    assert here.spec == jobs.spec()
-    claim = read(jobs.job(jobs.on_a_claim(), job_dir="/runs/team/train", code_dir="/runs/code"))
-    assert (claim.job_dir, claim.code_dir) == ("/runs/team/train", "/runs/code")
-    mounts = {m["name"]: m["mountPath"] for m in container(jobs.on_a_claim())["volumeMounts"]}
-    assert mounts["runs"] == "/runs"
-
-
-def test_the_longest_time_is_kueues_to_watch_over() -> None:
-    job = jobs.job(SPECS["large"])
-    labels = kubernetes_objects.jobset(job)["metadata"]["labels"]
-    assert labels[names.WALLTIME_LABEL] == "86400"
-    assert kubernetes_pod.in_pod(job).spec.runtime.max_walltime_s == 0
-
-
-def test_mounts_and_volumes_belong_together() -> None:
-    for spec in SPECS.values():
-        volumes = [v["name"] for v in pod(spec)["volumes"]]
-        assert sorted(volumes) == sorted(m["name"] for m in container(spec)["volumeMounts"])
 
 
 @given(run_id=st.from_regex(r"[a-z0-9][a-z0-9-]{0,90}", fullmatch=True), hosts=st.integers(1, 4096))

@@ -44,13 +44,28 @@ CLAIM = KubernetesOptions(volume_claim="runs")
             "/data",
         ),
         ({"recovery": Recovery(on_loss=OnLoss.SHRINK)}, "shrink", "requeue"),
-        ({"recovery": Recovery(spares=2)}, "recovery.spares is 2", "use 0"),
+        (
+            {"recovery": Recovery(spares=2), "topology": Topology(slices=2)},
+            "recovery.spares is 2",
+            "Use 0",
+        ),
         (
             {"resources": Resources(accelerator="h100", hosts=3), "topology": Topology(slices=2)},
             "does not divide",
             "3",
         ),
         ({"owner": Owner(team="My Team")}, "kubernetes.namespace", "set kubernetes.namespace"),
+        (
+            {"kubernetes": KubernetesOptions(node_selector={"pool": "a b"})},
+            "node_selector has 'pool': 'a b'",
+            "label",
+        ),
+        ({"kubernetes": KubernetesOptions(rack_label="my rack")}, "rack_label", "label"),
+        (
+            {"kubernetes": KubernetesOptions(resources={"rdma/ib": "many"})},
+            "'many' of 'rdma/ib'",
+            "efa",
+        ),
         ({"secrets": (Secret(name="A", ref="file:/x"),)}, "'file:/x'", "k8s:secret/key"),
         ({"workload": Workload(env={"a b": "x"})}, "'a b'", "name"),
         ({"workload": Workload(env={"LOCKSTEP_NODE": "x"})}, "LOCKSTEP_NODE", "another name"),
@@ -72,8 +87,8 @@ def test_each_refusal_says_what_was_given_and_what_to_do(
 
 
 def test_all_refusals_come_at_once() -> None:
-    spec = jobs.spec(code=Code(), recovery=Recovery(spares=1, on_loss=OnLoss.SHRINK))
-    assert len(refusals(spec)) == 3
+    spec = jobs.spec(code=Code(), recovery=Recovery(on_loss=OnLoss.SHRINK), owner=Owner(team="A B"))
+    assert len(refusals(spec)) == 4  # the team is no namespace and no queue
 
 
 @pytest.mark.parametrize("root", ["gs://b/a", "s3://b/a", "/runs/a", "/mnt/x/y/z"])

@@ -1,19 +1,23 @@
 """The front door: every command, its answer for people and for machines, and its exit code."""
 
+import concurrent.futures
 import json
+import os
 import pathlib
 import signal
 import subprocess
 import sys
+import time
 from typing import Any
 
 import pytest
 
 from launch import arguments, main, submission
 from launch.control import Control, Want
-from launch.engines.engine import ENGINES, EngineState
+from launch.engines.engine import ENGINES, EngineState, Standing
 from launch.journal import Journal
 from launch.records import Phase
+from launch.run_index import RunIndex
 from launch.run_status import RunState, RunStatus
 from tests.launch import toy_engine
 from tests.launch.job_files import SMALLEST, write
@@ -56,10 +60,12 @@ def door(capsys: pytest.CaptureFixture[str], here: pathlib.Path) -> Door:
     return Door(capsys, here)
 
 
-def status_of(job_dir: pathlib.Path, state: RunState, *, code: int | None = None) -> RunStatus:
+def status_of(
+    job_dir: pathlib.Path, state: RunState, *, code: int | None = None, time: float = 0.0
+) -> RunStatus:
     """What a supervisor would have written."""
     status = RunStatus(
-        run_id="tiny", state=state, attempt=2, time=0.0, pid=1, supervisor_host="a",
+        run_id="tiny", state=state, attempt=2, time=time, pid=1, supervisor_host="a",
         hosts=("a",), phase=Phase.STEP, step=7, loss=2.5, saved_step=5,
         next_action="goes on", exit_code=code,
     )  # fmt: skip
@@ -77,6 +83,9 @@ def test_help_teaches_with_a_job_file_and_examples(capsys: pytest.CaptureFixture
             main.main([command, "--help"])
         assert f"  {arguments.PROGRAM} {command}" in capsys.readouterr().out
     assert "resources: {accelerator: cpu}" in text
+    with pytest.raises(SystemExit, match="0"):
+        main.main(["admin", "render", "--help"])
+    assert "admin render configs/clusters/teams.yaml" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("argv", [[], ["submi"], ["submit"], ["submit", "a", "--engine=b"]])
@@ -143,6 +152,52 @@ def test_a_run_is_not_submitted_twice_and_goes_on_after_its_end(door: Door) -> N
     assert RunStatus.read(str(folder)) is None
     events = [entry.event for entry in Journal(folder).entries()]
     assert events == ["submitted", "resumed", "submitted"]
+
+
+def test_a_run_that_stopped_on_one_engine_goes_on_on_another(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = door.folder / "runs" / "tiny"
+    run_id = door.submitted()
+    status_of(folder, RunState.STOPPED, code=75)
+    Control(want=Want.DRAIN, by="ada", time=0.0).write(str(folder))
+    toy_engine.move(run_id, EngineState.ENDED, code=75)
+    argv = ("submit", str(door.file), "--engine=supervised_toy")
+    monkeypatch.setattr(toy_engine.Toy, "standing", lambda *_: Standing(state=EngineState.UNKNOWN))
+    (run,) = door.json(*argv)["runs"]
+    assert (run["run_id"], run["how"], run["engine"]) == (run_id, "again", "supervised_toy")
+    assert RunStatus.read(str(folder)) is None
+    control = Control.read(str(folder))
+    assert control is not None
+    assert control.want is Want.GO_ON
+
+
+def test_a_name_that_is_no_text_does_not_end_the_command(door: Door) -> None:
+    name = os.fsdecode(b"job-\xff.yaml")
+    (door.folder / name).write_text("name: tiny\n")
+    assert "\\udcff" in door("validate", name, "--engine=toy", code=64)
+
+
+def test_of_many_submissions_at_once_one_wins(door: Door) -> None:
+    arguments_of = ("submit", str(door.file), "--engine=toy", "--json")
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        codes = list(pool.map(lambda _: main.main(arguments_of), range(8)))
+    assert 0 in codes
+    assert set(codes) <= {0, 64}  # 64: its name was made up before the winner's was written
+    events = [entry.event for entry in Journal(door.folder / "runs" / "tiny").entries()]
+    assert events == ["submitted"]
+    assert len(RunIndex.of(os.environ).entries()) == 1
+
+
+def test_a_run_whose_supervisor_lives_is_left_alone_though_the_engine_is_silent(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = door.submitted()
+    folder = door.folder / "runs" / "tiny"
+    status_of(folder, RunState.RUNNING, time=time.time())
+    toy_engine.go_down()
+    monkeypatch.setattr(toy_engine, "_check_up", lambda: None)
+    assert f"{run_id} is there already" in door("submit", str(door.file), "--engine=toy")
 
 
 def test_an_engine_that_does_not_answer_leaves_with_69(door: Door) -> None:
@@ -257,6 +312,21 @@ def test_an_unknown_run_leaves_with_64(door: Door, command: str) -> None:
     run_id = door.submitted()
     assert f"Did you mean {run_id}" in door(command, run_id[:-1], code=64)
     assert "no run" in door.json(command, "nothing-like-it", code=64)["error"]
+
+
+def test_a_run_of_an_engine_that_this_version_lacks_is_refused(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = door.submitted()
+    monkeypatch.delitem(ENGINES, "toy")
+    assert "There is no engine 'toy'" in door("status", run_id, code=64)
+    assert door.json("status")["runs"][0]["state"] == "unknown"
+
+
+def test_a_run_on_an_object_store_is_named_by_its_directory_too(door: Door) -> None:
+    write(door.folder, PROGRAM.replace("runs/tiny", "gs://bucket/tiny"))
+    run_id = door.submitted()
+    assert door.json("status", "gs://bucket/tiny")["run_id"] == run_id
 
 
 def test_a_damaged_status_is_said_and_does_not_hide_the_other_runs(door: Door) -> None:

@@ -123,7 +123,7 @@ def test_when_a_pod_dies_the_others_end_for_new_ones(
     run = started(WAIT + "time.sleep(60)", recovery=Recovery(watchdog=watchdog))
     run.wait_for(lambda: len(list(tmp_path.glob("up.*"))) == 2)
     victim = run.processes[index]
-    for child in [*pods._children(victim.pid), victim.pid]:
+    for child in [*pods.descendants(victim.pid), victim.pid]:
         os.kill(child, signal.SIGKILL)
     codes = run.codes()
     assert codes[index] == -signal.SIGKILL
@@ -167,6 +167,46 @@ def test_pods_that_never_come_are_waited_for_only_so_long(
     finally:
         run.end()
     assert "1 of 2 pods have started" in run.output(0)
+
+
+def test_a_spare_takes_the_place_of_a_host_that_fails_again(
+    started: Any, tmp_path: pathlib.Path
+) -> None:
+    program = WAIT + "sys.exit(85 if os.environ['LAUNCH_HOST_ID'] == 'node-1' else 0)"
+    recovery = Recovery(spares=1, exclude_after=2, backoff_s=0.0)  # type: ignore[arg-type]
+    run = started(program, recovery=recovery)
+    assert run.codes() == [0, 0, 0]
+    hosts = [each["hosts"] for each in run.events("attempt_planned")]
+    assert hosts == [["node-0", "node-1"], ["node-0", "node-1"], ["node-0", "node-2"]]
+
+
+def test_processes_whose_parents_have_died_are_collected(
+    started: Any, tmp_path: pathlib.Path
+) -> None:
+    program = WAIT + (
+        "import subprocess\n"
+        "subprocess.run(['sh', '-c', 'setsid sleep 0.1 & echo $! >orphan; mv orphan pid'])\n"
+        "while not os.path.exists('go'): time.sleep(0.02)\n"
+    )
+    run = started(program, hosts=1)
+    run.wait_for((tmp_path / "pid").exists)
+    orphan = (tmp_path / "pid").read_text().strip()
+    run.wait_for(lambda: not os.path.exists(f"/proc/{orphan}"))
+    assert run.processes[0].poll() is None
+    (tmp_path / "go").touch()
+    assert run.codes() == [0]
+
+
+def test_a_pod_of_another_set_is_not_taken_in(started: Any, tmp_path: pathlib.Path) -> None:
+    program = WAIT + "while not os.path.exists('go'): time.sleep(0.02)"
+    runtime = Runtime(start_s=3.0)  # type: ignore[arg-type]
+    run = started(program, runtime=runtime)
+    run.wait_for(lambda: len(list(tmp_path.glob("up.*"))) == 2)
+    stray = run._start(1, uid="set-0", restart=7)
+    assert stray.wait(pods.PATIENCE_S) == ExitCode.INFRASTRUCTURE
+    assert "not of its set" in run.output(1)
+    (tmp_path / "go").touch()
+    assert run.codes() == [0, 0]
 
 
 def test_a_hang_is_named_and_answered_in_pods_that_stay(

@@ -102,7 +102,8 @@ def test_following_shows_each_line_once_also_of_later_attempts(
             step()
 
     monkeypatch.setattr(run_logs.time, "sleep", go_on)
-    run_logs.follow(job, rank=None, ended=lambda: over[0], say=said.append)
+    engine = Toy()
+    run_logs.follow(job, engine=engine, rank=None, ended=lambda: over[0], say=said.append)
     assert said == [
         "--- attempt 1",
         "[0] one",
@@ -112,3 +113,21 @@ def test_following_shows_each_line_once_also_of_later_attempts(
         "[0] three",
         "[0] without an end",
     ]
+
+
+def test_following_what_only_the_engine_has_shows_each_line_once(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = iter([None, "a\nb", "a\nb\nc", "a\nb\nc\nd"])
+    newest: list[str | None] = [None]
+    over = [False]
+
+    def go_on(_: float) -> None:
+        newest[0] = next(texts)
+        over[0] = newest[0] is not None and newest[0].endswith("d")
+
+    monkeypatch.setattr(run_logs.time, "sleep", go_on)
+    monkeypatch.setattr(Toy, "logs", lambda self, job: newest[0])
+    said: list[str] = []
+    run_logs.follow(job, engine=Toy(), rank=None, ended=lambda: over[0], say=said.append)
+    assert said == ["a", "b", "c", "d"]

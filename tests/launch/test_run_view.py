@@ -1,5 +1,6 @@
 """What ``status`` shows of a run."""
 
+import dataclasses
 import pathlib
 
 import pytest
@@ -9,7 +10,7 @@ from launch.engines.engine import EngineState, Standing
 from launch.exit_codes import RetryClass
 from launch.jobs import Options
 from launch.orders import RankState
-from launch.records import Phase, Reason
+from launch.records import JournalEntry, Phase, Reason
 from launch.run_index import RunIndex
 from launch.run_status import RunState, RunStatus
 from launch.run_view import RunView
@@ -70,15 +71,19 @@ def test_all_that_a_person_needs_is_shown(job: Job) -> None:
         excluded=("d",), ranks=(rank(0), rank(1, step=None)), reasons=(reason,),
         next_action="trains on",
     )  # fmt: skip
-    text = view(job, engine=EngineState.RUNNING, wrote=wrote).show()
+    seen = view(job, engine=EngineState.RUNNING, wrote=wrote)
+    details = {"timeline": {"detect_s": 0.4, "total_s": 9.5}, "step": 10}
+    back = JournalEntry(time=0.0, event="recovered", attempt=2, details=details)
+    text = dataclasses.replace(seen, recovered=back).show()
     for part in (
         "tiny-1, running",
         "1 x 1 cpu, normal",
-        "attempt 2, step, step 12, loss 2.5, saved step 10",
+        "attempt 2, step 12, loss 2.5, saved step 10",
         "a, b; spare: c; avoided: d",
-        "0 on a: step, step 5, got on 0 s ago",
-        "1 on a: step, got on",
+        "0 on a: step 5, progress 0 s ago",
+        "1 on a: step, progress",
         "ended with 124, rank 3 on b: Hang, no step for 60 s",
+        "is back at step 10 after 9.5 s: detect 0.4",
         "trains on",
         "60 s ago by process 7 on a (its supervisor may be gone)",
     ):

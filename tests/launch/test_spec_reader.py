@@ -130,6 +130,8 @@ def test_what_depends_on_a_broken_value_is_not_complained_of(tmp_path: pathlib.P
         ("name: tiny", "name: tiny\nruntime: {grace_s: 12:30}", "a number with a unit"),
         ("name: tiny", "name: tiny\nruntime: {grace_s: '90'}", "a number with a unit"),
         ("name: tiny", "name: tiny\nruntime: {grace_s: .inf}", "a number with a unit"),
+        ("name: tiny", f"name: tiny\nruntime: {{grace_s: {'9' * 400}s}}", "at most ten years"),
+        ("name: tiny", "name: tiny\nruntime: {grace_s: 1e999}", "a number is wanted"),
         ("name: tiny", "name: tiny\nisolation: {deny_other_jobs: 1}", "true or false is wanted"),
         ("name: tiny", "name: tiny\nisolation: {deny_other_jobs: 'no'}", "without quotes"),
         ("name: tiny", 'name: "a\\0b"', "U+0000, which no program can be given"),

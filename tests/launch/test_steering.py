@@ -95,6 +95,15 @@ def test_a_running_run_cannot_be_resumed(job: Job) -> None:
         steering.resume(job, engine=SupervisedToy())
 
 
+def test_a_stop_that_nobody_has_heard_of_is_taken_back(job: Job) -> None:
+    toy_engine.move(job.run_id, EngineState.QUEUED)
+    steering.drain(job, engine=SupervisedToy())
+    assert steering.resume(job, engine=SupervisedToy()).state is EngineState.QUEUED
+    assert wanted(job) is Want.GO_ON
+    with pytest.raises(SteeringError, match="is queued already"):
+        steering.resume(job, engine=SupervisedToy())
+
+
 def test_an_engine_that_does_not_answer_is_not_taken_for_an_end(job: Job) -> None:
     toy_engine.go_down()
     with pytest.raises(EngineError, match="does not answer"):

@@ -87,7 +87,7 @@ def test_everything_is_told_at_once(options: Options) -> None:
         "code: {python: /nowhere/python}",
     )
     wrong = {f.about for f in report.findings if f.verdict is Verdict.ERROR}
-    assert wrong == {"engine", "code", "data", "checkpoint", "secrets"}
+    assert wrong == {"engine", "code", "configuration", "data", "checkpoint", "secrets"}
     assert f"{report.errors} errors" in report.show().splitlines()[-1]
 
 

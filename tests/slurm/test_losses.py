@@ -77,8 +77,8 @@ def test_a_cut_off_writer_never_counts_and_the_run_survives_its_batch_host(
     assert run.show("BatchHost") == batch_host
     stop_all(slurm, batch_host, "launch.agent", "launch.supervisor")  # nobody ends the writer
     slurm.cut(batch_host)
-    run.wait_for(lambda: len(run.events("attempt_planned")) > 1)
-    (run.folder / "thaw").touch()
+    run.wait_for(lambda: any(entry.attempt > 1 for entry in run.events("attempt_running")))
+    (run.folder / "thaw").touch()  # it had checked before; it publishes now
     root = open_root(str(run.folder / layout.CHECKPOINTS))
     run.wait_for(lambda: StepName(10, 1) in fencing.written(root))
     assert run.wait_for_end() == 0, run.story()

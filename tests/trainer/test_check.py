@@ -4,14 +4,16 @@ import json
 import pathlib
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
 
 from input_pipeline.manifest import Manifest
 from input_pipeline.token_store import write_tokens
-from trainer import check
-from trainer.readiness import Finding, Verdict, examine
+from launch.contract import RunRecord
+from trainer import check, config, config_record, readiness
+from trainer.readiness import Directory, Finding, Verdict, examine
 
 QUICKSTART = ("configs/runs/quickstart.gin",)
 MIXTRAL = ("configs/runs/mixtral_8x7b_64.gin",)
@@ -141,6 +143,79 @@ def test_a_tokenizer_that_is_not_there_is_named() -> None:
     assert "nowhere.json" in wrong(QUICKSTART, *tokenizer)["data"]
 
 
+def directory(
+    url: pathlib.Path | str, *, run_id: str = "", bindings: tuple[str, ...] = (), allow: str = ""
+) -> list[str]:
+    """What is said of a run directory."""
+    there = Directory(url=str(url), run_id=run_id, allow_change=(allow,) if allow else ())
+    found = examine(QUICKSTART, bindings, devices=1, processes=1, directory=there)
+    return [f"{f.verdict}: {f.message}" for f in found if f.about == "checkpoint"]
+
+
+@pytest.fixture
+def trained(tmp_path: pathlib.Path) -> pathlib.Path:
+    """A run directory with a saved step, as far as `readiness` looks."""
+    folder = tmp_path / "run"
+    (folder / "attempts" / "1" / "config").mkdir(parents=True)
+    record = RunRecord(run_id="mine", created=0.0, identity="")
+    (folder / "run.json").write_text(record.to_json())
+    resolved = json.dumps(config_record.resolved(config.load(QUICKSTART)))
+    (folder / "attempts" / "1" / "config" / "resolved.json").write_text(resolved)
+    (folder / "checkpoints" / "10.a1").mkdir(parents=True)
+    (folder / "checkpoints" / "10.a1" / "manifest.json").write_text("{}")
+    return folder
+
+
+def test_a_new_directory_is_not_made(tmp_path: pathlib.Path) -> None:
+    assert directory(tmp_path / "new") == [f"ok: {tmp_path / 'new'} holds nothing yet."]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_directory_of_another_run_is_refused(trained: pathlib.Path) -> None:
+    assert "ok" in directory(trained, run_id="mine")[0]
+    assert "holds run 'mine', not 'other'" in directory(trained, run_id="other")[0]
+    (trained / "run.json").write_text("{")
+    assert directory(trained)[0].startswith("error")
+    (trained / "run.json").unlink()
+    assert "no run.json" in directory(trained)[0]
+
+
+def test_a_change_that_the_run_would_refuse_is_told_before(trained: pathlib.Path) -> None:
+    changes = ("DataConfig.global_batch=16", "LoggingConfig.every=3")
+    assert ["error: DataConfig.global_batch: 8 -> 16" in line for line in
+            directory(trained, bindings=changes)] == [False, True]  # fmt: skip
+    told = directory(trained, bindings=changes, allow="DataConfig.global_batch")
+    assert told[1:] == [
+        "info: changes DataConfig.global_batch: 8 -> 16",
+        "info: changes LoggingConfig.every: 10 -> 3",
+    ]
+
+
+def test_a_store_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = threading.Event()
+
+    def open_late(url: str) -> None:
+        answer.wait(60)
+        raise OSError(url)
+
+    monkeypatch.setattr(readiness, "DIRECTORY_S", 0.01)
+    monkeypatch.setattr(readiness, "open_root", open_late)
+    assert directory("gs://a/b") == [
+        "warning: gs://a/b did not answer within 0.01 s; not looked at."
+    ]
+    answer.set()
+
+
+def test_a_fault_of_ours_is_not_hidden_behind_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(readiness, "open_root")
+    with pytest.raises(NameError, match="open_root"):
+        directory("gs://a/b")
+
+
+def test_a_url_that_is_none_is_refused() -> None:
+    assert "scheme 'hdfs'" in directory("hdfs://a/b")[0]
+
+
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "trainer.check", *arguments],
@@ -155,7 +230,7 @@ def test_the_command_prints_lines_or_one_object() -> None:
     gin = f"--gin_file={QUICKSTART[0]}"
     done = command(gin)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "info   memory: not checked"
+    assert done.stdout.splitlines()[-1] == "info     memory: not checked"
     done = command(gin, "--devices=3", "--gin.MeshConfig.fsdp=2", "--json")
     assert done.returncode == 64, done.stderr
     found = json.loads(done.stdout)

@@ -1,0 +1,87 @@
+"""What a container shows is what its processes wrote, line by line, and why it ended."""
+
+import io
+import pathlib
+
+import pytest
+
+from launch.pod_output import Output
+
+
+@pytest.fixture
+def shown() -> io.BytesIO:
+    return io.BytesIO()
+
+
+@pytest.fixture
+def output(shown: io.BytesIO, tmp_path: pathlib.Path) -> Output:
+    return Output(shown, last_word=tmp_path / "termination-log")
+
+
+def test_lines_come_whole_and_once(
+    output: Output, shown: io.BytesIO, tmp_path: pathlib.Path
+) -> None:
+    log = tmp_path / "rank0.log"
+    output.follow({0: log})
+    output.tick()
+    log.write_bytes(b"one\ntw")
+    output.tick()
+    assert shown.getvalue() == b"one\n"
+    with log.open("ab") as file:
+        file.write(b"o\nthree")
+    output.tick()
+    output.tick()
+    assert shown.getvalue() == b"one\ntwo\n"
+    output.show_rest()
+    assert shown.getvalue() == b"one\ntwo\nthree"
+
+
+def test_processes_of_one_host_are_told_apart(
+    output: Output, shown: io.BytesIO, tmp_path: pathlib.Path
+) -> None:
+    logs = {rank: tmp_path / f"rank{rank}.log" for rank in (4, 5)}
+    for rank, log in logs.items():
+        log.write_text(f"of {rank}\nmore\n")
+    output.follow(logs)
+    output.tick()
+    lines = shown.getvalue().decode().splitlines()
+    assert lines == ["[rank 4] of 4", "[rank 4] more", "[rank 5] of 5", "[rank 5] more"]
+
+
+def test_the_next_attempt_begins_after_the_rest_of_the_last(
+    output: Output, shown: io.BytesIO, tmp_path: pathlib.Path
+) -> None:
+    first, second = tmp_path / "a", tmp_path / "b"
+    first.write_text("last words without an end")
+    output.follow({0: first})
+    second.write_text("next\n")
+    output.follow({0: second})
+    output.tick()
+    assert shown.getvalue() == b"last words without an endnext\n"
+
+
+def test_more_than_fits_at_once_comes_all_the_same(
+    output: Output, shown: io.BytesIO, tmp_path: pathlib.Path
+) -> None:
+    log = tmp_path / "rank0.log"
+    text = b"x" * (3 << 20) + b"\nend"
+    log.write_bytes(text)
+    output.follow({0: log})
+    output.tick()
+    output.show_rest()
+    assert shown.getvalue() == text
+
+
+def test_why_it_ended_is_where_the_kubelet_reads_it(
+    output: Output, shown: io.BytesIO, tmp_path: pathlib.Path
+) -> None:
+    output.say("")
+    assert not (tmp_path / "termination-log").exists()
+    output.say("HostLost on node-7: silent" + "." * 5000)
+    assert shown.getvalue().startswith(b"lockstep: HostLost on node-7")
+    assert len((tmp_path / "termination-log").read_text()) < 4096
+
+
+def test_a_place_that_cannot_be_written_changes_nothing(shown: io.BytesIO) -> None:
+    Output(shown, last_word=pathlib.Path("/proc/none")).say("done")
+    assert shown.getvalue() == b"lockstep: done\n"
