@@ -87,6 +87,21 @@ def test_a_cut_off_writer_never_counts_and_the_run_survives_its_batch_host(
     assert json.loads((run.folder / "final.json").read_text())["steps"] == 60
 
 
+def test_a_supervisor_that_is_cut_off_blames_nobody(slurm: Lab, new_run) -> None:
+    run = new_run(steps=300)
+    run.submit()
+    run.wait_for_step(12)
+    batch_host = run.rank_host(0)
+    slurm.cut(batch_host)
+    run.wait_for(lambda: run.events("attempt_ended"))
+    slurm.mend(batch_host)
+    assert run.wait_for_end() == 0, run.story()
+    run.check_end()
+    assert not any(entry.details["exclude"] for entry in run.events("decided")), run.story()
+    assert hosts(run, 2) == hosts(run, 1)
+    assert len(run.job_ids()) == 1
+
+
 def stop_all(slurm: Lab, name: str, *modules: str) -> None:
     """Stops processes of a node, its alone, by what they run."""
     node = slurm.node(name)
