@@ -27,6 +27,7 @@ _STACKS_S = 6.0
 _ENDED_S = 15.0
 _LEFT_S = 10.0
 _MISSED_BEATS = 2.5
+_LEFT_BROKEN_S = 2.0
 
 
 class Stop(enum.StrEnum):
@@ -320,7 +321,9 @@ class AttemptRun:
 
     def _close(self) -> None:
         for channel in self._channels:
-            channel.close(timeout_s=_LEFT_S if self._killed_at is None else 2.0)
+            # Whoever carries the lines of a lost host, too, would wait for it for minutes.
+            clean = self._killed_at is None and not self._faults
+            channel.close(timeout_s=_LEFT_S if clean else _LEFT_BROKEN_S)
 
     def _outcome(self) -> Outcome:
         evidence = Evidence(
