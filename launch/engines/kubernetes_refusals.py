@@ -114,6 +114,9 @@ def _labels(spec: JobSpec) -> Iterator[str]:
     for key in ("rack_label", "block_label"):
         if not _LABEL.fullmatch(getattr(options, key)):
             yield f"kubernetes.{key} is {getattr(options, key)!r}, which is no label of a node."
+    for node in options.exclude:
+        if not _LABEL.fullmatch(node):
+            yield f"kubernetes.exclude has {node!r}, which is no name of a node."
     resources = dict(options.resources)
     if options.accelerator_resource:
         resources[options.accelerator_resource] = "1"

@@ -122,9 +122,7 @@ def test_when_a_pod_dies_the_others_end_for_new_ones(
     watchdog = Watchdog(lost_after_s=2.0, beat_s=0.5)  # type: ignore[arg-type]
     run = started(WAIT + "time.sleep(60)", recovery=Recovery(watchdog=watchdog))
     run.wait_for(lambda: len(list(tmp_path.glob("up.*"))) == 2)
-    victim = run.processes[index]
-    for child in [*pods.descendants(victim.pid), victim.pid]:
-        os.kill(child, signal.SIGKILL)
+    pods.kill_container(run.processes[index])
     codes = run.codes()
     assert codes[index] == -signal.SIGKILL
     assert codes[1 - index] == ExitCode.INFRASTRUCTURE
