@@ -71,7 +71,7 @@ class HostAgent:
     def start(self) -> None:
         """Ends what an earlier agent left here, and starts the processes."""
         ranks.end_leftovers(self._folder / _PIDS)
-        self._health = Health(folder=self.job.job_dir)
+        self._health = Health(folder=self.job.job_dir, host=self.host)
         spec = self.job.spec
         try:
             if spec.secrets:

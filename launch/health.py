@@ -6,7 +6,6 @@ kernel's log is closed to users, is not sick for that.
 
 import dataclasses
 import os
-import pathlib
 import re
 import shutil
 import subprocess
@@ -52,15 +51,16 @@ class Finding:
 class Health:
     """Checks of one host; `check` never waits and says each thing once."""
 
-    def __init__(self, *, folder: str, since_boot: bool = False) -> None:
+    def __init__(self, *, folder: str, host: str = "", since_boot: bool = False) -> None:
         """Begins to listen.
 
         Args:
+          host: name of this host.
           folder: a folder whose disk must not be full.
           since_boot: also report what the kernel's log held before now (preflight).
         """
         self._folder = folder
-        self._log = _KernelLog(since_boot=since_boot)
+        self._log = _KernelLog(host, since_boot=since_boot)
         self._smi = _Smi() if shutil.which("nvidia-smi") else None
         self._disk_at = 0.0
         self._said: set[str] = set()
@@ -87,10 +87,10 @@ class Health:
 
 
 class _KernelLog:
-    """Xid messages of the NVIDIA driver; LOCKSTEP_KERNEL_LOG names another file than /dev/kmsg."""
+    """Xid messages of the NVIDIA driver."""
 
-    def __init__(self, *, since_boot: bool) -> None:
-        path = os.environ.get("LOCKSTEP_KERNEL_LOG", "/dev/kmsg")
+    def __init__(self, host: str, *, since_boot: bool) -> None:
+        path = kernel_log(host)
         try:
             self._descriptor: int | None = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         except OSError:
@@ -168,6 +168,9 @@ def _device(line: str) -> list[Finding]:
     return found
 
 
-def kernel_log_readable() -> bool:
-    """Whether this user sees the kernel's log at all; said once in the agent's log."""
-    return os.access(pathlib.Path(os.environ.get("LOCKSTEP_KERNEL_LOG", "/dev/kmsg")), os.R_OK)
+def kernel_log(host: str) -> str:
+    """Returns where the kernel's log of a host can be read.
+
+    LOCKSTEP_KERNEL_LOG names another file than /dev/kmsg, with {host} for the host's name.
+    """
+    return os.environ.get("LOCKSTEP_KERNEL_LOG", "/dev/kmsg").replace("{host}", host)

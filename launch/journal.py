@@ -53,7 +53,7 @@ class Journal:
         for number, line in enumerate(lines, start=1):
             try:
                 json.loads(line)
-            except json.JSONDecodeError:
+            except (ValueError, RecursionError):
                 continue  # torn by a kill; whoever wrote it has not acted on it
             found.append(JournalEntry.from_json(line, source=f"{self.path}:{number}"))
         return found

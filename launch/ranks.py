@@ -6,6 +6,7 @@ its agent does. Standard library only.
 
 import contextlib
 import ctypes
+import dataclasses
 import os
 import pathlib
 import re
@@ -25,6 +26,8 @@ from launch.watchdog import Limits, Watch
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 _TAIL_BYTES = 32768
+_CAUSE, _MESSAGE, _TRACEBACK = 200, 2000, 20_000
+"""Characters that are kept of what a process says of its end; it stands in every status."""
 _TELLING = re.compile(r"(\w+\.)*\w*(Error|Exception|Interrupt)\b|Fatal|F\d{4} |E\d{4} ")
 _CASCADE = re.compile(
     r"another task died|heartbeat timeout|coordination service|connection closed by peer"
@@ -59,6 +62,7 @@ class RankProcess:
         self._limits, self._log, self._hide = limits, log, hide
         self._process: subprocess.Popen[bytes] | None = None
         self._watch = Watch(limits, now=time.monotonic())
+        self._began = time.time()
 
     @property
     def pid(self) -> int:
@@ -72,6 +76,7 @@ class RankProcess:
             path.unlink(missing_ok=True)
         self._log.parent.mkdir(parents=True, exist_ok=True)
         self._watch = Watch(self._limits, now=time.monotonic())
+        self._began = time.time()
         own = {**variables, **self.environment.variables(), "LAUNCH_STATE_DIR": state_dir}
         try:
             with self._log.open("ab") as output:
@@ -148,25 +153,38 @@ class RankProcess:
         path = self._progress_path()
         try:
             progress = Progress.read_file(path)
-        except ContractError:
+        except (OSError, ContractError):
             return  # a program of others wrote something else there
         if progress is not None and progress.attempt == self.environment.attempt:
             self._watch.saw(progress)
 
     def _ending(self, code: int) -> RankExit:
         """What the process said of its end, if that is true; else what can be seen from outside."""
-        path = self._exit_path()
-        try:
-            told = RankExit.read_file(path)
-        except ContractError:
-            told = None
+        told = self._told()
         if told is not None and told.code == code and told.pid == self.pid:
             return told
-        name = signal.Signals(code - 128).name if 128 < code < 128 + signal.NSIG else ""
+        name = signal.Signals(code - 128).name if 128 < code < 160 else ""
         killed = code == 128 + signal.SIGKILL  # which leaves no last words
         line, cascade = ("", False) if code == 0 or killed else self._last_words()
         message = f"{name or f'exit code {code}'}{f': {line}' if line else ''}"
         return self._exit(code, name or ("done" if code == 0 else "ExitCode"), message, cascade)
+
+    def _told(self) -> RankExit | None:
+        """What the process left of itself; where and when that was is known better from here."""
+        try:
+            told = RankExit.read_file(self._exit_path())
+        except (OSError, ContractError):
+            told = None
+        return told and dataclasses.replace(
+            told,
+            attempt=self.environment.attempt,
+            rank=self.place.rank,
+            host=self.place.host,
+            cause=self._hide(told.cause)[:_CAUSE],
+            message=self._hide(told.message)[:_MESSAGE],
+            traceback=self._hide(told.traceback)[-_TRACEBACK:],
+            time=min(max(told.time, self._began), time.time()),
+        )
 
     def _exit(self, code: int, cause: str, message: str, cascade: bool = False) -> RankExit:
         last = self._watch.last
@@ -191,7 +209,9 @@ class RankProcess:
         before them.
         """
         with self._log.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            begins = file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            if begins:
+                file.readline()  # the end of a line may be the end of a secret
             text = self._hide(file.read().decode(errors="replace"))
         lines = [line.strip()[:300] for line in text.splitlines() if line.strip()]
         blaming = next((line for line in lines if _CASCADE.search(line)), None)

@@ -6,6 +6,7 @@ Part of the contract: imports the standard library only; import it through launc
 import dataclasses
 import enum
 import json
+import math
 import os
 import pathlib
 import signal
@@ -18,6 +19,10 @@ from launch.exit_codes import RetryClass, ending
 
 STACKS_SIGNAL = signal.SIGRTMIN + 1
 """Asks a process for its stacks. Free elsewhere: NCCL and Slurm use SIGUSR1 and SIGUSR2."""
+
+
+_LARGEST = 2**63 - 1
+"""No counter and no clock goes further, and no float is asked to."""
 
 
 class ContractError(ValueError):
@@ -51,13 +56,15 @@ class Schema:
     def from_json(cls, text: str, *, source: str) -> Self:
         """Reads what `to_json` wrote; fields that a later version added are ignored.
 
+        What is no finite number is read as None: Python and C write NaN where JSON has none.
+
         Raises:
           ContractError: not JSON, another version, or a field is missing or has the wrong type;
             names ``source`` and the field.
         """
         try:
-            data = json.loads(text)
-        except json.JSONDecodeError as error:
+            data = json.loads(text, parse_constant=lambda _: None, parse_float=_finite)
+        except (ValueError, RecursionError) as error:  # digits and brackets without end, too
             raise ContractError(f"{source} is not JSON ({error}).") from None
         return cls.from_object(data, source=source)
 
@@ -85,6 +92,11 @@ class Schema:
                 f"{source} has version {data.get('version')!r}; this software reads {current}."
             )
         return _build(cls, data, source)
+
+
+def _finite(text: str) -> float | None:
+    number = float(text)
+    return number if math.isfinite(number) else None
 
 
 def _build[T](cls: type[T], data: dict[str, Any], source: str) -> T:
@@ -121,7 +133,7 @@ def _read(value: Any, annotation: Any, where: str) -> Any:
         return origin(value)
     if origin is float and type(value) is int:
         return float(value)
-    if type(value) is origin:
+    if type(value) is origin and not (origin is int and abs(value) > _LARGEST):
         return value
     raise ContractError(f"{where} is {value!r}, expected {getattr(origin, '__name__', origin)}.")
 

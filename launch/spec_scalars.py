@@ -78,7 +78,7 @@ def duration(node: yaml.Node) -> float:
         parts = _DURATION.findall(node.value)
         value = -1.0
         if parts and "".join("".join(part) for part in parts) == node.value:
-            value = math.fsum(float(number) * _UNITS[unit] for number, unit in parts)
+            value = sum(float(number) * _UNITS[unit] for number, unit in parts)
         elif node.style is None and _NUMBER.fullmatch(node.value):
             value = _number(node)
         if 0 <= value <= LONGEST_S:
@@ -109,7 +109,7 @@ def _text(node: yaml.ScalarNode) -> str:
 
 def _whole(node: yaml.ScalarNode) -> int:
     if node.style is None and _WHOLE.fullmatch(node.value):
-        return int(node.value)
+        return int(node.value.replace("_", ""))  # YAML puts _ anywhere, Python does not
     if _WHOLE.fullmatch(node.value):
         raise Wrong(f'given the text "{node.value}"; write {node.value} without quotes.')
     raise Wrong(f"given {shown(node)}, but a whole number is wanted, such as 8.")

@@ -91,7 +91,7 @@ class Supervisor:
                 self._before = tuple(entry.details["hosts"])
                 self._spares = tuple(entry.details["spares"])
             if entry.event == "decided" and entry.details["action"] == Action.SHRINK:
-                self._at_most = len(self._before) - 1
+                self._at_most = len(self._before) - len(entry.details["exclude"])
         reasons = (incident.reason for incident in self._history.incidents[-_REASONS:])
         self._reasons = tuple(reasons)
 
@@ -171,7 +171,7 @@ class Supervisor:
         self._note(
             "attempt_ended",
             reason=dataclasses.asdict(reason),
-            banned=outcome.banned,
+            banned=list(outcome.banned),
             displaced=outcome.displaced and reason.retry is not RetryClass.DONE,
         )
         self._write_reason(reason)
@@ -208,7 +208,7 @@ class Supervisor:
             return
         self._pause(decision.delay_s)
         if decision.action is Action.SHRINK:
-            self._at_most = len(self._before) - 1
+            self._at_most = len(self._before) - len(decision.exclude)
         if decision.action is Action.REQUEUE:
             self._requeue(decision.why)
 

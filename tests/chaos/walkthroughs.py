@@ -35,7 +35,7 @@ def broken_device(folder: pathlib.Path) -> FakeRun:
     run = fake_run(folder, hosts=2, spares=1, steps=200, step_s=0.03)
     process = run.start()
     run.wait_for_step(20)
-    sicken(run)
+    sicken(run, 0)
     assert process.wait(60) == 0
     return run
 

@@ -372,7 +372,7 @@ def test_a_lost_node_that_is_given_again_is_trusted_and_a_broken_one_is_not(
     journal = Journal(tmp_path)
     for cause, host in (("HostLost", "n1"), ("Unhealthy", "n2")):
         journal.append("attempt_planned", attempt=1, hosts=[host])
-        journal.append("attempt_ended", attempt=1, reason=reason(cause, host), banned=True)
+        journal.append("attempt_ended", attempt=1, reason=reason(cause, host), banned=[host])
         journal.append("decided", attempt=1, exclude=[host], action="requeue")
     pod.note_incarnation(journal, place=PodPlace.read(place(), job=EIGHT))
     (entry,) = (e for e in journal.entries() if e.event == "readmitted")

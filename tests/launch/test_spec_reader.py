@@ -131,6 +131,7 @@ def test_what_depends_on_a_broken_value_is_not_complained_of(tmp_path: pathlib.P
         ("name: tiny", "name: tiny\nruntime: {grace_s: '90'}", "a number with a unit"),
         ("name: tiny", "name: tiny\nruntime: {grace_s: .inf}", "a number with a unit"),
         ("name: tiny", f"name: tiny\nruntime: {{grace_s: {'9' * 400}s}}", "at most ten years"),
+        ("name: tiny", f"name: tiny\nruntime: {{grace_s: {('9' * 308 + 's') * 2}}}", "ten years"),
         ("name: tiny", "name: tiny\nruntime: {grace_s: 1e999}", "a number is wanted"),
         ("name: tiny", "name: tiny\nisolation: {deny_other_jobs: 1}", "true or false is wanted"),
         ("name: tiny", "name: tiny\nisolation: {deny_other_jobs: 'no'}", "without quotes"),
@@ -208,6 +209,12 @@ def test_a_billion_laughs_are_refused_before_they_are_counted(tmp_path: pathlib.
 def test_durations(tmp_path: pathlib.Path, written: str, seconds: float) -> None:
     text = f"{SMALLEST}runtime: {{grace_s: {written}}}\n"
     assert spec_reader.load(write(tmp_path, text)).spec.runtime.grace_s == seconds
+
+
+@pytest.mark.parametrize(("written", "hosts"), [("1_0", 10), ("1__0", 10), ("10_", 10), ("+8", 8)])
+def test_whole_numbers_are_those_of_yaml(tmp_path: pathlib.Path, written: str, hosts: int) -> None:
+    text = changed("cpu", f"cpu\n  hosts: {written}")
+    assert spec_reader.load(write(tmp_path, text)).spec.resources.hosts == hosts
 
 
 def test_warnings_do_not_keep_a_job_from_being_read(tmp_path: pathlib.Path) -> None:
