@@ -124,7 +124,10 @@ class AttemptRun:
         """Runs the attempt to its end."""
         began = time.monotonic()
         self._heard = dict.fromkeys(self._hosts, began)
-        processes = self._gang.start(self._orders)
+        try:
+            processes = self._gang.start(self._orders)
+        except OSError as error:
+            return Outcome(reason=classify.not_started(error, attempt=self._orders.attempt))
         each = len(processes) == len(self._hosts)
         with selectors.DefaultSelector() as selector:
             for process, host in itertools.zip_longest(processes, self._hosts if each else ()):

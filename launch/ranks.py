@@ -17,10 +17,18 @@ from collections.abc import Callable, Mapping, Sequence
 
 from launch import stacks
 from launch.contract import Environment
-from launch.exit_codes import ExitCode
+from launch.exit_codes import ExitCode, of_system
 from launch.orders import Place, RankState
 from launch.process_identity import started
-from launch.records import ContractError, Progress, RankExit, exit_path, progress_path, stacks_path
+from launch.records import (
+    ContractError,
+    Progress,
+    RankExit,
+    exit_path,
+    progress_path,
+    replace_file,
+    stacks_path,
+)
 from launch.watchdog import Limits, Watch
 
 _LIBC = ctypes.CDLL(None)
@@ -92,7 +100,8 @@ class RankProcess:
                 )
         except (OSError, ValueError) as error:
             message = self._hide(f"{command[0]} cannot be started: {error}")
-            self.ended = self._exit(ExitCode.CONFIGURATION, type(error).__name__, message)
+            code = of_system(error, otherwise=ExitCode.CONFIGURATION)
+            self.ended = self._exit(code, type(error).__name__, message)
 
     def poll(self) -> RankExit | None:
         """Returns how it ended, once; None while it runs, and afterwards."""
@@ -233,10 +242,10 @@ class RankProcess:
 def living(path: pathlib.Path) -> list[int]:
     """Returns process ids that a file of pids and start times names and that still are those."""
     try:
-        lines = path.read_text().splitlines()
+        text = path.read_text(errors="replace")
     except FileNotFoundError:
         return []
-    pairs = (line.split() for line in lines)
+    pairs = re.findall(r"^(\d+) (\d+)$", text, re.ASCII | re.MULTILINE)
     return [int(pid) for pid, start in pairs if started(int(pid)) == int(start)]
 
 
@@ -249,7 +258,7 @@ def end_leftovers(path: pathlib.Path) -> None:
 
 def write_pids(path: pathlib.Path, pids: Sequence[int]) -> None:
     """Writes what `living` reads."""
-    path.write_text("".join(f"{pid} {started(pid) or 0}\n" for pid in pids if pid))
+    replace_file(path, text="".join(f"{pid} {started(pid) or 0}\n" for pid in pids if pid))
 
 
 def _die_with_parent() -> None:

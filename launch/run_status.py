@@ -9,7 +9,7 @@ import pathlib
 from typing import Self
 
 from launch.orders import RankState
-from launch.records import Phase, Reason, Schema, replace_file
+from launch.records import ContractError, Phase, Reason, Schema, replace_file
 
 FILE = "status.json"
 
@@ -77,8 +77,11 @@ class RunStatus(Schema):
 
     @classmethod
     def read(cls, job_dir: str) -> Self | None:
-        """Returns the newest; None before the first."""
-        return cls.read_file(pathlib.Path(job_dir) / FILE)
+        """Returns the newest; None before the first, and where a crash of the machine tore it."""
+        try:
+            return cls.read_file(pathlib.Path(job_dir) / FILE)
+        except ContractError:
+            return None  # the journal knows how the run stands, and this is written again
 
     def write(self, job_dir: str) -> None:
         """Replaces the file."""

@@ -35,6 +35,13 @@ _REASONS = 5
 _LEFTOVERS_S = 20.0
 _WALLTIME_MARGIN_S = 30.0
 _WAIT_S = 0.25
+_FINAL = {
+    "done": RunState.DONE,
+    "failed": RunState.FAILED,
+    "held": RunState.HELD,
+    "stopped": RunState.STOPPED,
+}
+"""Event with which a run ends -> how it ended."""
 
 
 class Supervisor:
@@ -66,7 +73,7 @@ class Supervisor:
         """Runs to the end of the run, or of the allocation; returns the exit code."""
         self._replay()
         if self._history.final is not None:
-            return self._history.final
+            return self._ended_before()
         self._note("supervisor_started", pid=os.getpid(), host=socket.gethostname())
         self._gang.end(timeout_s=self._job.spec.runtime.grace_s + _LEFTOVERS_S)
         if self._history.open:
@@ -218,14 +225,20 @@ class Supervisor:
         self._at_most = None
         self._holds_allocation = False
 
+    def _ended_before(self) -> int:
+        """The end is in the journal; whoever wrote it may have died before the status told."""
+        last = next(e for e in reversed(self._journal.entries()) if e.event in _FINAL)
+        self._tell_end(last.event, **last.details)
+        return int(last.details["code"])
+
     def _finish(self, event: str, *, code: int, why: str) -> None:
         self._note(event, code=int(code), why=why)
-        states = {"done": RunState.DONE, "failed": RunState.FAILED, "held": RunState.HELD}
-        resume = (
-            "" if event == "done" else f"; then: python -m launch.main resume {self._job.run_id}"
-        )
-        self._next_action = f"{why}{resume}"
-        self._write_status(states[event], code=code)
+        self._tell_end(event, code=code, why=why)
+
+    def _tell_end(self, event: str, *, code: int, why: str) -> None:
+        resume = f"; then: python -m launch.main resume {self._job.run_id}"
+        self._next_action = why if event == "done" else f"{why}{resume}"
+        self._write_status(_FINAL[event], code=code)
 
     def _stop(self, why: str, reason: Reason | None) -> None:
         self._note("stopped", code=int(ExitCode.PREEMPTED), why=why)
