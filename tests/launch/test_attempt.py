@@ -138,32 +138,32 @@ def test_events_of_another_attempt_or_host_are_not_heard():
 
 
 def test_silence_of_a_host_that_does_not_answer_is_its_loss():
-    outcome = Attempt([READY, "hear kill", DONE], [READY, "wait"], unreachable=("h1",)).run()
+    outcome = Attempt([READY, "hear kill HOST", DONE], [READY, "wait"], unreachable=("h1",)).run()
     assert (outcome.reason.cause, outcome.reason.host) == ("HostLost", "h1")
     assert outcome.banned == ("h1",)
 
 
 def test_silence_of_a_host_that_answers_is_the_loss_of_its_agent():
-    outcome = Attempt([READY, "hear kill", DONE], [READY, "wait"]).run()
+    outcome = Attempt([READY, "hear kill HOST", DONE], [READY, "wait"]).run()
     assert (outcome.reason.cause, outcome.reason.host) == ("AgentLost", "h1")
     assert outcome.banned == ()
 
 
 def test_hosts_that_are_cut_off_together_are_lost_together():
     silent = [[READY, "wait"] for _ in range(3)]
-    attempt = Attempt([READY, "hear kill", DONE], *silent, unreachable=("h1", "h2", "h3"))
+    attempt = Attempt([READY, "hear kill HOST", DONE], *silent, unreachable=("h1", "h2", "h3"))
     assert attempt.run().banned == ("h1", "h2", "h3")
 
 
 def test_an_agent_that_dies_before_a_word_is_named():
-    outcome = Attempt([READY, "hear kill", DONE], ["garbage no"]).run()
+    outcome = Attempt([READY, "hear kill HOST", DONE], ["garbage no"]).run()
     assert (outcome.reason.cause, outcome.reason.host) == ("AgentLost", "h1")
 
 
 def test_a_broken_device_ends_the_attempt_and_a_hot_one_does_not():
     hot = 'say {"kind": "unhealthy", "host": "h0", "message": "hot"}'
     broken = 'say {"kind": "unhealthy", "host": "h1", "message": "Xid 79", "drain": true}'
-    attempt = Attempt([READY, hot, "hear kill", DONE], [READY, broken, "hear kill", DONE])
+    attempt = Attempt([READY, hot, "hear kill HOST", DONE], [READY, broken, "hear kill HOST", DONE])
     outcome = attempt.run()
     assert (outcome.reason.host, outcome.banned) == ("h1", ("h1",))
     assert ("unhealthy", {"host": "h0", "message": "hot"}) in attempt.notes
@@ -180,7 +180,7 @@ def test_a_wrong_clock_is_noticed(off, word):
 
 
 def test_a_stop_that_was_asked_for_is_told_with_its_reason():
-    attempt = Attempt([READY, "hear stop", exited(0, 75, saved_step=9), DONE])
+    attempt = Attempt([READY, "hear stop HOST", exited(0, 75, saved_step=9), DONE])
     attempt.wanted = Stop.ENGINE
     outcome = attempt.run()
     assert (outcome.reason.code, outcome.stop) == (ExitCode.PREEMPTED, Stop.ENGINE)
@@ -189,7 +189,7 @@ def test_a_stop_that_was_asked_for_is_told_with_its_reason():
 
 
 def test_processes_that_did_not_leave_within_the_grace_have_saved_nothing():
-    attempt = Attempt([READY, "hear stop", exited(0, 137), DONE])
+    attempt = Attempt([READY, "hear stop HOST", exited(0, 137), DONE])
     attempt.wanted = Stop.DRAIN
     outcome = attempt.run()
     assert "without a save" in outcome.reason.message
