@@ -123,7 +123,7 @@ class RankProcess:
 
     def kill(self) -> None:
         """Ends the process and everything in its group."""
-        if self._process is not None:
+        if self._process is not None and self.ended is None:  # later the number is others'
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
@@ -241,19 +241,39 @@ class RankProcess:
 
 def living(path: pathlib.Path) -> list[int]:
     """Returns process ids that a file of pids and start times names and that still are those."""
+    return [pid for pid, start in _recorded(path) if started(pid) == start]
+
+
+def end_leftovers(path: pathlib.Path) -> None:
+    """Kills the process groups of what `living` finds, and of ranks that left theirs behind.
+
+    A rank dies with its agent, but what the rank had started does not.
+    """
+    gone = [pid for pid, _ in _recorded(path) if started(pid) is None]
+    for group in (*living(path), *_orphaned(gone, state_dir=path.parent)):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+
+
+def _recorded(path: pathlib.Path) -> list[tuple[int, int]]:
     try:
         text = path.read_text(errors="replace")
     except FileNotFoundError:
         return []
     pairs = re.findall(r"^(\d+) (\d+)$", text, re.ASCII | re.MULTILINE)
-    return [int(pid) for pid, start in pairs if started(int(pid)) == int(start)]
+    return [(int(pid), int(start)) for pid, start in pairs]
 
 
-def end_leftovers(path: pathlib.Path) -> None:
-    """Kills the process groups of what `living` finds."""
-    for pid in living(path):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)
+def _orphaned(groups: Sequence[int], *, state_dir: pathlib.Path) -> set[int]:
+    """Returns those of the groups that still have processes, started by ranks of this folder."""
+    mark = f"LAUNCH_STATE_DIR={state_dir}".encode()
+    found = set()
+    for folder in pathlib.Path("/proc").glob("[0-9]*") if groups else ():
+        with contextlib.suppress(OSError):  # it has ended meanwhile, or is somebody else's
+            group = os.getpgid(int(folder.name))
+            if group in groups and mark in (folder / "environ").read_bytes().split(b"\0"):
+                found.add(group)
+    return found
 
 
 def write_pids(path: pathlib.Path, pids: Sequence[int]) -> None:

@@ -27,7 +27,7 @@ from launch.orders import Orders, RankState
 from launch.placement import Cast
 from launch.records import JournalEntry, Phase, Reason, replace_file
 from launch.recovery import Action, Decision, History, decide
-from launch.run_status import RunState, RunStatus
+from launch.run_status import FINAL, RunState, RunStatus
 from launch.spec import Job
 from launch.timeline import Stamps, recovery_timeline, stamped
 
@@ -35,13 +35,6 @@ _REASONS = 5
 _LEFTOVERS_S = 20.0
 _WALLTIME_MARGIN_S = 30.0
 _WAIT_S = 0.25
-_FINAL = {
-    "done": RunState.DONE,
-    "failed": RunState.FAILED,
-    "held": RunState.HELD,
-    "stopped": RunState.STOPPED,
-}
-"""Event with which a run ends -> how it ended."""
 
 
 class Supervisor:
@@ -227,7 +220,7 @@ class Supervisor:
 
     def _ended_before(self) -> int:
         """The end is in the journal; whoever wrote it may have died before the status told."""
-        last = next(e for e in reversed(self._journal.entries()) if e.event in _FINAL)
+        last = next(e for e in reversed(self._journal.entries()) if e.event in FINAL)
         self._tell_end(last.event, **last.details)
         return int(last.details["code"])
 
@@ -238,7 +231,7 @@ class Supervisor:
     def _tell_end(self, event: str, *, code: int, why: str) -> None:
         resume = f"; then: python -m launch.main resume {self._job.run_id}"
         self._next_action = why if event == "done" else f"{why}{resume}"
-        self._write_status(_FINAL[event], code=code)
+        self._write_status(FINAL[event], code=code)
 
     def _stop(self, why: str, reason: Reason | None) -> None:
         self._note("stopped", code=int(ExitCode.PREEMPTED), why=why)

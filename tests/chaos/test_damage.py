@@ -1,15 +1,19 @@
 """What lies about a run may be damaged, gone or full: the run goes on, or says what it lacks."""
 
 import dataclasses
+import errno
 import os
 import pathlib
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 
+from launch.engines.engine import engine_named
 from launch.exit_codes import ExitCode
 from launch.run_status import RunState
+from launch.supervisor import Supervisor
 from tests.chaos.harness import PATIENCE_S, REPOSITORY
 
 TORN = (b"", b"\xff\xfe", b'{"version": 1, "wa', b"[]", b"12\nx y\n")
@@ -72,6 +76,18 @@ def test_a_host_that_lacks_something_is_held_at_once_and_says_what(chaos, take, 
     assert run.status().state is RunState.HELD
     assert told in run.status().next_action
     assert len(run.events("attempt_planned")) == 1
+
+
+def test_a_status_that_has_no_room_ends_no_run(chaos, monkeypatch):
+    run = chaos(steps=10)
+    run.folder.joinpath("job.json").write_text(run.job.to_json())
+    for name, text in run.environ().items():
+        monkeypatch.setenv(name, text)
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr("launch.run_status.replace_file", mock.Mock(side_effect=full))
+    gang = engine_named("local").gang(run.job)
+    assert Supervisor(run.job, gang, interrupted=lambda: False).run() == 0
+    run.check_end()
 
 
 def test_an_end_that_only_the_journal_knows_is_told_by_the_next_supervisor(chaos):
