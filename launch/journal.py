@@ -4,6 +4,7 @@ The supervisor's memory: it writes what it is about to do before it does it, so 
 knows where it stood. The trainer's process 0 appends to the same file. Standard library only.
 """
 
+import errno
 import json
 import os
 import pathlib
@@ -25,6 +26,9 @@ class Journal:
         """Writes one line, and returns it as a reader will find it, when it is on the disk.
 
         A torn line, which a writer that was killed has left, gets an end of its own first.
+
+        Raises:
+          OSError: the line is not there: the disk is full, or the folder is gone.
         """
         entry = JournalEntry(time=time.time(), event=event, attempt=attempt, details=details)
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -33,7 +37,9 @@ class Journal:
             size = os.fstat(descriptor).st_size
             torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
             line = entry.to_json()
-            os.write(descriptor, b"\n" * torn + line.encode() + b"\n")
+            data = b"\n" * torn + line.encode() + b"\n"
+            if os.write(descriptor, data) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
             os.fsync(descriptor)
         finally:
             os.close(descriptor)

@@ -114,7 +114,7 @@ class RankProcess:
 
     def kill(self) -> None:
         """Ends the process and everything in its group."""
-        if self._process is not None:
+        if self._process is not None and self.ended is None:  # else its number may be another's
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
