@@ -20,7 +20,6 @@ class RunState(enum.StrEnum):
     WAITING = "waiting"
     STARTING = "starting"
     RUNNING = "running"
-    STOPPING = "stopping"
     RECOVERING = "recovering"
     DONE = "done"
     STOPPED = "stopped"

@@ -20,7 +20,7 @@ from launch import placement
 from launch.agent import attempt_folder
 from launch.attempt import AttemptRun, Outcome, Snapshot, Stop
 from launch.control import Control, Want
-from launch.engines.engine import EngineError, Gang, LeftAllocation, engine_named
+from launch.engines.engine import EngineError, Gang, LeftAllocation, SupervisedEngine, engine_named
 from launch.exit_codes import ExitCode, RetryClass
 from launch.journal import Journal
 from launch.orders import Orders, RankState
@@ -378,9 +378,9 @@ def supervise(job_dir: str) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda which, frame: signals.append(which))
     engine = engine_named(job.engine)
+    assert isinstance(engine, SupervisedEngine), f"{job.engine} starts no supervisor"
     try:
-        gang: Gang = engine.gang(job)  # type: ignore[attr-defined]  # only supervised ones come
-        return Supervisor(job, gang, interrupted=lambda: bool(signals)).run()
+        return Supervisor(job, engine.gang(job), interrupted=lambda: bool(signals)).run()
     except EngineError as error:
         print(f"The engine cannot be used: {error}", file=sys.stderr)  # noqa: T201
         return int(ExitCode.ENGINE_UNREACHABLE)
