@@ -114,7 +114,6 @@ class AttemptRun:
         self._banned: set[str] = set()
         self._stacks: dict[int, str] = {}
         self._stacks_from: set[str] = set()
-        self._notice = ""
         self._stop: Stop | None = None
         self._troubled = False
         self._kill_at: float | None = None
@@ -191,7 +190,6 @@ class AttemptRun:
                 for ended in event.exits:
                     self._exited(ended)
             case EventKind.NOTICE:
-                self._notice = event.message
                 self._ask_to_stop(Stop.ENGINE)
             case EventKind.STUCK:
                 self._stuck(event)
@@ -220,7 +218,8 @@ class AttemptRun:
 
     def _exited(self, ended: RankExit) -> None:
         """Keeps an exit, unless the supervisor itself caused it."""
-        self._states.pop(ended.rank, None) if ended.code == ExitCode.DONE else None
+        if ended.code == ExitCode.DONE:
+            self._states.pop(ended.rank, None)
         if self._killed_at is not None and ended.code == 128 + 9:
             return
         self._exits[ended.rank] = ended
@@ -314,10 +313,10 @@ class AttemptRun:
     def _ask_to_stop(self, why: Stop) -> None:
         if self._stop is None:
             self._stop = why
-            self._tell(Verb.STOP, reason=why.value)
+            self._tell(Verb.STOP)
 
-    def _tell(self, verb: Verb, *, reason: str = "") -> None:
-        line = Command(verb=verb, reason=reason).to_json()
+    def _tell(self, verb: Verb) -> None:
+        line = Command(verb=verb).to_json()
         for channel in self._channels:
             channel.send(line)
 

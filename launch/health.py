@@ -4,6 +4,7 @@ Says what it can read and nothing of what it cannot: a host without NVIDIA devic
 kernel's log is closed to users, is not sick for that.
 """
 
+import contextlib
 import dataclasses
 import os
 import re
@@ -51,16 +52,15 @@ class Finding:
 class Health:
     """Checks of one host; `check` never waits and says each thing once."""
 
-    def __init__(self, *, folder: str, host: str = "", since_boot: bool = False) -> None:
+    def __init__(self, *, folder: str, host: str = "") -> None:
         """Begins to listen.
 
         Args:
-          host: name of this host.
           folder: a folder whose disk must not be full.
-          since_boot: also report what the kernel's log held before now (preflight).
+          host: name of this host.
         """
         self._folder = folder
-        self._log = _KernelLog(host, since_boot=since_boot)
+        self._log = _KernelLog(host)
         self._smi = _Smi() if shutil.which("nvidia-smi") else None
         self._disk_at = 0.0
         self._said: set[str] = set()
@@ -89,14 +89,11 @@ class Health:
 class _KernelLog:
     """Xid messages of the NVIDIA driver."""
 
-    def __init__(self, host: str, *, since_boot: bool) -> None:
-        path = kernel_log(host)
-        try:
-            self._descriptor: int | None = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-        except OSError:
-            self._descriptor = None  # closed to users on many sites
-        if self._descriptor is not None and not since_boot:
-            os.lseek(self._descriptor, 0, os.SEEK_END)
+    def __init__(self, host: str) -> None:
+        self._descriptor: int | None = None
+        with contextlib.suppress(OSError):  # closed to users on many sites
+            self._descriptor = os.open(kernel_log(host), os.O_RDONLY | os.O_NONBLOCK)
+            os.lseek(self._descriptor, 0, os.SEEK_END)  # what was before is over
 
     def findings(self) -> list[Finding]:
         found = []

@@ -14,20 +14,24 @@ import subprocess
 import time
 import zlib
 from collections.abc import Sequence
+from typing import IO
 
 from launch import ranks
 from launch.agent import attempt_folder
 from launch.control import Control, Want
 from launch.engines.engine import EngineError, EngineState, Rendered, Standing
 from launch.engines.local_queue import Ask, LocalQueue
+from launch.jobs import user_name
 from launch.orders import Host, Orders
 from launch.own_code import importable
+from launch.run_index import RunIndex
 from launch.run_status import RunState, RunStatus
 from launch.spec import Job, JobSpec, SpotUse
 
 _CPU_DEVICES = 8
 _FIRST_PORT, _PORTS = 20000, 12000
 _WAIT_S = 0.25
+_LOCK_S = 2.0
 _AGENTS = "agents.pids"
 _LOCK = "supervisor.lock"
 _SCRIPT = "supervise.sh"
@@ -96,7 +100,7 @@ class Local:
 
     def cancel(self, job: Job) -> None:
         """Tells the supervisor, which watches this file."""
-        Control(want=Want.CANCEL, by=_user(), time=time.time()).write(job.job_dir)
+        Control(want=Want.CANCEL, by=user_name(), time=time.time()).write(job.job_dir)
 
     def release(self, job: Job) -> Standing:
         """Starts a supervisor that goes on where the journal ends."""
@@ -116,11 +120,7 @@ class Local:
         if not path.exists():
             return False
         with path.open("ab") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
-        return False
+            return not _locked(file, fcntl.LOCK_SH)
 
 
 class LocalGang:
@@ -136,10 +136,11 @@ class LocalGang:
         """
         self._job = job
         self._lock = (pathlib.Path(job.job_dir) / _LOCK).open("ab")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise EngineError(f"Run {job.run_id} already has a supervisor.") from None
+        until = time.monotonic() + _LOCK_S
+        while not _locked(self._lock, fcntl.LOCK_EX):  # whoever only looks lets go at once
+            if time.monotonic() > until:
+                raise EngineError(f"Run {job.run_id} already has a supervisor.")
+            time.sleep(_WAIT_S)
         spec = job.spec
         self._queue = open_queue(spec.resources.accelerator)
         self._ask = Ask(job.run_id, spec.owner.team, spec.priority, _need(spec))
@@ -243,10 +244,19 @@ def capacity(accelerator: str) -> int:
 
 
 def open_queue(accelerator: str) -> LocalQueue:
-    """Opens the queue of a kind of accelerator."""
-    home = pathlib.Path(os.environ.get("LOCKSTEP_HOME") or pathlib.Path.home() / ".lockstep")
+    """Opens this machine's queue of a kind of accelerator; other machines may share the folder."""
     kind = "cpu" if accelerator == "cpu" else "accelerators"
-    return LocalQueue(home / f"queue-{kind}.sqlite", capacity=capacity(accelerator))
+    path = RunIndex.of(os.environ).home / f"queue-{socket.gethostname()}-{kind}.sqlite"
+    return LocalQueue(path, capacity=capacity(accelerator))
+
+
+def _locked(file: IO[bytes], kind: int) -> bool:
+    """Takes a lock, until the file is closed; False where another's keeps it from that."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _hosts(spec: JobSpec) -> int:
@@ -255,7 +265,3 @@ def _hosts(spec: JobSpec) -> int:
 
 def _need(spec: JobSpec) -> int:
     return _hosts(spec) * spec.resources.per_host
-
-
-def _user() -> str:
-    return os.environ.get("USER", str(os.getuid()))
