@@ -63,11 +63,6 @@ class HostAgent:
         """Whether all processes have ended."""
         return all(rank.ended is not None for rank in self._ranks.values())
 
-    @property
-    def pids(self) -> dict[str, int]:
-        """Rank -> process id of what lives."""
-        return {str(n): rank.pid for n, rank in self._ranks.items() if rank.ended is None}
-
     def start(self) -> None:
         """Ends what an earlier agent left here, and starts the processes."""
         try:
@@ -83,7 +78,7 @@ class HostAgent:
         spec = self.job.spec
         self._folder = state_dirs.host_folder(self.job.run_id, host=self.host)
         ranks.end_leftovers(self._folder / _PIDS)
-        self._health = Health(folder=self.job.job_dir)
+        self._health = Health(folder=self.job.job_dir, host=self.host)
         if spec.secrets:
             self._secrets_folder = state_dirs.secrets_folder(self.job.run_id, host=self.host)
             self._secrets = secret_values.read(spec.secrets, folder=self._secrets_folder)
@@ -102,7 +97,7 @@ class HostAgent:
                 self.job.command(), cwd=self.job.code_dir, variables=self._variables(place, rank)
             )
         ranks.write_pids(self._folder / _PIDS, [rank.pid for rank in self._ranks.values()])
-        self._emit(EventKind.READY, pids=self.pids)
+        self._emit(EventKind.READY)
         self._emit_exits([rank.ended for rank in self._ranks.values() if rank.ended])
 
     def tick(self) -> None:
@@ -212,7 +207,6 @@ class HostAgent:
         message: str = "",
         drain: bool = False,
         stacks: Mapping[str, str] | None = None,
-        pids: Mapping[str, int] | None = None,
     ) -> None:
         states = (rank.state() for rank in self._ranks.values() if rank.ended is None)
         event = Event(
@@ -225,7 +219,6 @@ class HostAgent:
             message=message,
             drain=drain,
             stacks=dict(stacks or {}),
-            pids=dict(pids or {}),
         )
         self._emit_event(event)
 

@@ -3,21 +3,18 @@
 Reports what happened and decides nothing about what comes next. Standard library only.
 """
 
-import contextlib
 import dataclasses
 import enum
 import itertools
-import os
 import selectors
-import subprocess
 import time
 from collections.abc import Callable, Mapping
 
 from launch import classify
+from launch.channel import Channel
 from launch.classify import Evidence, Fault
-from launch.engines.engine import AgentProcess, Gang
+from launch.engines.engine import Gang
 from launch.exit_codes import ExitCode
-from launch.lines import Joiner, LineReader
 from launch.orders import Command, Event, EventKind, Host, Orders, RankState, Verb
 from launch.records import ContractError, Phase, RankExit, Reason
 from launch.spec import Job
@@ -29,6 +26,9 @@ _SETTLE_LOST_S = 0.5
 _STACKS_S = 6.0
 _ENDED_S = 15.0
 _LEFT_S = 10.0
+_MISSED_BEATS = 2.5
+_CLOCK_S = 10.0
+_LEFT_BROKEN_S = 2.0
 
 
 class Stop(enum.StrEnum):
@@ -46,14 +46,14 @@ class Outcome:
 
     Attributes:
       reason: why it ended.
-      banned: its host must not be used again.
+      banned: hosts that must not be used again.
       displaced: the engine wants the hosts back.
       stop: what it was asked to stop for.
       stacks: rank -> text.
     """
 
     reason: Reason
-    banned: bool = False
+    banned: tuple[str, ...] = ()
     displaced: bool = False
     stop: Stop | None = None
     stacks: Mapping[int, str] = dataclasses.field(default_factory=dict)
@@ -102,7 +102,7 @@ class AttemptRun:
         self._wanted, self._beat = wanted, beat
         self._watchdog = job.spec.recovery.watchdog
         self._hosts = {host.name: host for host in orders.hosts}
-        self._channels: list[_Channel] = []
+        self._channels: list[Channel] = []
         self._heard: dict[str, float] = {}
         self._heard_wall: dict[str, float] = {}
         self._ready: dict[str, float] = {}
@@ -114,7 +114,6 @@ class AttemptRun:
         self._banned: set[str] = set()
         self._stacks: dict[int, str] = {}
         self._stacks_from: set[str] = set()
-        self._notice = ""
         self._stop: Stop | None = None
         self._troubled = False
         self._kill_at: float | None = None
@@ -131,7 +130,7 @@ class AttemptRun:
         each = len(processes) == len(self._hosts)
         with selectors.DefaultSelector() as selector:
             for process, host in itertools.zip_longest(processes, self._hosts if each else ()):
-                channel = _Channel(process, hosts={host} if host else set())
+                channel = Channel(process, hosts={host} if host else set())
                 self._channels.append(channel)
                 selector.register(channel.descriptor, selectors.EVENT_READ, channel)
                 channel.send(self._orders.to_json())
@@ -163,7 +162,7 @@ class AttemptRun:
             return True
         return self._killed_at is not None and time.monotonic() > self._killed_at + _ENDED_S
 
-    def _read(self, channel: "_Channel", selector: selectors.BaseSelector) -> None:
+    def _read(self, channel: Channel, selector: selectors.BaseSelector) -> None:
         lines = channel.lines()
         if lines is None:
             selector.unregister(channel.descriptor)
@@ -186,11 +185,11 @@ class AttemptRun:
         match event.kind:
             case EventKind.READY:
                 self._ready[event.host] = time.time()
+                self._check_clock(event)
             case EventKind.EXITED:
                 for ended in event.exits:
                     self._exited(ended)
             case EventKind.NOTICE:
-                self._notice = event.message
                 self._ask_to_stop(Stop.ENGINE)
             case EventKind.STUCK:
                 self._stuck(event)
@@ -205,6 +204,13 @@ class AttemptRun:
             case EventKind.DONE:
                 self._over.add(event.host)
 
+    def _check_clock(self, event: Event) -> None:
+        """Times of hosts are compared to find a first cause; what is heard is at most late."""
+        ahead = event.time - time.time()
+        if abs(ahead) > _CLOCK_S:
+            message = f"its clock is {abs(ahead):.0f} s {'ahead' if ahead > 0 else 'behind'}"
+            self._note("unhealthy", host=event.host, message=message)
+
     def _saw(self, state: RankState, at: float) -> None:
         self._states[state.rank] = state
         if state.phase is not None:
@@ -212,7 +218,8 @@ class AttemptRun:
 
     def _exited(self, ended: RankExit) -> None:
         """Keeps an exit, unless the supervisor itself caused it."""
-        self._states.pop(ended.rank, None) if ended.code == ExitCode.DONE else None
+        if ended.code == ExitCode.DONE:
+            self._states.pop(ended.rank, None)
         if self._killed_at is not None and ended.code == 128 + 9:
             return
         self._exits[ended.rank] = ended
@@ -248,7 +255,7 @@ class AttemptRun:
             return
         self._fault(event.host, cause="Unhealthy", message=event.message, at=event.time, ban=True)
 
-    def _check_closed(self, channel: "_Channel") -> None:
+    def _check_closed(self, channel: Channel) -> None:
         """Agents that end without saying so have died, or their host has."""
         for name in sorted(channel.hosts - self._over):
             self._lost(self._hosts[name])
@@ -257,6 +264,14 @@ class AttemptRun:
         for name, host in self._hosts.items():
             patience = self._watchdog.lost_after_s if name in self._ready else _READY_S
             if name not in self._over and now - self._heard[name] > patience:
+                self._lost(host)
+                self._look_for_more(now)
+
+    def _look_for_more(self, now: float) -> None:
+        """What cut one host off may have cut off others, which are not silent for as long yet."""
+        for name, host in self._hosts.items():
+            silent = now - self._heard[name] > _MISSED_BEATS * self._watchdog.beat_s
+            if name not in self._over and silent and not self._gang.reachable(host):
                 self._lost(host)
 
     def _lost(self, host: Host) -> None:
@@ -298,10 +313,10 @@ class AttemptRun:
     def _ask_to_stop(self, why: Stop) -> None:
         if self._stop is None:
             self._stop = why
-            self._tell(Verb.STOP, reason=why.value)
+            self._tell(Verb.STOP)
 
-    def _tell(self, verb: Verb, *, reason: str = "") -> None:
-        line = Command(verb=verb, reason=reason).to_json()
+    def _tell(self, verb: Verb) -> None:
+        line = Command(verb=verb).to_json()
         for channel in self._channels:
             channel.send(line)
 
@@ -317,7 +332,9 @@ class AttemptRun:
 
     def _close(self) -> None:
         for channel in self._channels:
-            channel.close(timeout_s=_LEFT_S if self._killed_at is None else 2.0)
+            # Whoever carries the lines of a lost host, too, would wait for it for minutes.
+            clean = self._killed_at is None and not self._faults
+            channel.close(timeout_s=_LEFT_S if clean else _LEFT_BROKEN_S)
 
     def _outcome(self) -> Outcome:
         evidence = Evidence(
@@ -334,7 +351,7 @@ class AttemptRun:
             reason = _unsaved(reason, self._job.spec.runtime.grace_s, stop=self._stop)
         return Outcome(
             reason=reason,
-            banned=reason.host in self._banned,
+            banned=tuple(sorted(self._banned)),
             displaced=self._stop in (Stop.ENGINE, Stop.WALLTIME) and not self._faults,
             stop=self._stop,
             stacks=self._stacks,
@@ -351,48 +368,3 @@ def _unsaved(reason: Reason, grace_s: float, *, stop: Stop) -> Reason:
     message = f"stopped for {stop} without a save within the grace of {grace_s:g} s"
     what = dataclasses.replace(reason, message=message, cause="SIGTERM", rank=None, host="")
     return what
-
-
-class _Channel:
-    """The pipes of one started process."""
-
-    def __init__(self, process: AgentProcess, *, hosts: set[str]) -> None:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        self._process, self._stdin = process, process.stdin
-        self.descriptor = process.stdout.fileno()
-        self._reader = LineReader(self.descriptor)
-        self._joiner = Joiner()
-        self._unsent = b""
-        self.hosts = hosts
-        self.closed = False
-        os.set_blocking(self._stdin.fileno(), False)
-
-    def lines(self) -> list[str] | None:
-        """Whole lines that have come; None at the end."""
-        lines = self._reader.lines()
-        self.closed = lines is None
-        if lines is None:
-            return None
-        joined = (self._joiner.whole(line) for line in lines)
-        return [line for line in joined if line is not None]
-
-    def send(self, line: str) -> None:
-        """Sends a line, or as much of it as fits; the rest goes with the next."""
-        if self.closed:
-            return
-        self._unsent += line.encode() + b"\n"
-        with contextlib.suppress(BlockingIOError, BrokenPipeError):
-            self._unsent = self._unsent[os.write(self._stdin.fileno(), self._unsent) :]
-
-    def close(self, *, timeout_s: float) -> None:
-        """Has the process end, by closing its stdin first."""
-        with contextlib.suppress(BrokenPipeError, BlockingIOError):
-            self._stdin.close()
-        try:
-            self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        assert self._process.stdout is not None
-        self._process.stdout.close()

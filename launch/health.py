@@ -4,9 +4,9 @@ Says what it can read and nothing of what it cannot: a host without NVIDIA devic
 kernel's log is closed to users, is not sick for that.
 """
 
+import contextlib
 import dataclasses
 import os
-import pathlib
 import re
 import shutil
 import subprocess
@@ -52,15 +52,15 @@ class Finding:
 class Health:
     """Checks of one host; `check` never waits and says each thing once."""
 
-    def __init__(self, *, folder: str, since_boot: bool = False) -> None:
+    def __init__(self, *, folder: str, host: str = "") -> None:
         """Begins to listen.
 
         Args:
           folder: a folder whose disk must not be full.
-          since_boot: also report what the kernel's log held before now (preflight).
+          host: name of this host.
         """
         self._folder = folder
-        self._log = _KernelLog(since_boot=since_boot)
+        self._log = _KernelLog(host)
         self._smi = _Smi() if shutil.which("nvidia-smi") else None
         self._disk_at = 0.0
         self._said: set[str] = set()
@@ -87,16 +87,13 @@ class Health:
 
 
 class _KernelLog:
-    """Xid messages of the NVIDIA driver; LOCKSTEP_KERNEL_LOG names another file than /dev/kmsg."""
+    """Xid messages of the NVIDIA driver."""
 
-    def __init__(self, *, since_boot: bool) -> None:
-        path = os.environ.get("LOCKSTEP_KERNEL_LOG", "/dev/kmsg")
-        try:
-            self._descriptor: int | None = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-        except OSError:
-            self._descriptor = None  # closed to users on many sites
-        if self._descriptor is not None and not since_boot:
-            os.lseek(self._descriptor, 0, os.SEEK_END)
+    def __init__(self, host: str) -> None:
+        self._descriptor: int | None = None
+        with contextlib.suppress(OSError):  # closed to users on many sites
+            self._descriptor = os.open(kernel_log(host), os.O_RDONLY | os.O_NONBLOCK)
+            os.lseek(self._descriptor, 0, os.SEEK_END)  # what was before is over
 
     def findings(self) -> list[Finding]:
         found = []
@@ -168,6 +165,9 @@ def _device(line: str) -> list[Finding]:
     return found
 
 
-def kernel_log_readable() -> bool:
-    """Whether this user sees the kernel's log at all; said once in the agent's log."""
-    return os.access(pathlib.Path(os.environ.get("LOCKSTEP_KERNEL_LOG", "/dev/kmsg")), os.R_OK)
+def kernel_log(host: str) -> str:
+    """Returns where the kernel's log of a host can be read.
+
+    LOCKSTEP_KERNEL_LOG names another file than /dev/kmsg, with {host} for the host's name.
+    """
+    return os.environ.get("LOCKSTEP_KERNEL_LOG", "/dev/kmsg").replace("{host}", host)

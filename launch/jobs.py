@@ -17,7 +17,7 @@ import time
 
 from launch import snapshot
 from launch.records import RunRecord, replace_file
-from launch.run_index import RUN_ID, RunIndex, read_job
+from launch.run_index import RUN_ID, RunIndex
 from launch.snapshot import Snapshot
 from launch.spec import JOB_FILE, Job, JobSpec
 
@@ -102,11 +102,11 @@ def prepare(job: Job, *, code: Snapshot | None, text: str, index: RunIndex) -> N
       JobError: another run was submitted into that folder meanwhile.
     """
     folder = pathlib.Path(job.job_dir)
-    former = folder / JOB_FILE
-    if former.is_file() and (other := read_job(former).run_id) != job.run_id:
+    former = Job.read_file(folder / JOB_FILE)
+    if former is not None and former.run_id != job.run_id:
         raise JobError(
-            f"{folder} belongs to run {other!r}. Submit again to go on with it, or take another "
-            "checkpoint.root."
+            f"{folder} belongs to run {former.run_id!r}. Submit again to go on with it, or take "
+            "another checkpoint.root."
         )
     folder.mkdir(parents=True, exist_ok=True)
     if code is not None:
@@ -140,11 +140,9 @@ def existing_run(root: str, *, index: RunIndex) -> str | None:
     """
     if "://" in root:
         return next((entry.run_id for entry in index.entries() if entry.root == root), None)
-    record = pathlib.Path(root) / "run.json"
-    if record.is_file():
-        return RunRecord.from_json(record.read_text("utf-8"), source=str(record)).run_id
-    job = pathlib.Path(root) / JOB_FILE
-    return read_job(job).run_id if job.is_file() else None
+    folder = pathlib.Path(root)
+    owner = RunRecord.read_file(folder / "run.json") or Job.read_file(folder / JOB_FILE)
+    return owner.run_id if owner is not None else None
 
 
 def _job(spec: JobSpec, *, trial: int, base: str, code: Snapshot | None, options: Options) -> Job:

@@ -112,13 +112,14 @@ def _submit(given: Arguments) -> int:
     )
     if given.json and not given.wait:
         say_json({"runs": [_as_dict(one) for one in done]})
+    tell = remark if given.json else say
     for one in done:
-        remark(_what_next(one)) if given.json else say(_what_next(one))
+        tell(_what_next(one))
     if not given.wait:
         return 0
     jobs = [one.job for one in done]
     with submission.leaving_it_running(jobs, say=remark):
-        code = submission.wait(jobs, engine=engine, report=remark if given.json else say)
+        code = submission.wait(jobs, engine=engine, report=tell)
     if given.json:
         say_json({"runs": [_as_dict(one) for one in done], "exit_code": code})
     return code
@@ -198,7 +199,10 @@ def _resume(given: Arguments) -> int:
 def _admin(given: Arguments) -> int:
     if given.action == "preflight":
         lines = Kubernetes().preflight(given.namespace)
-        say_json({"lines": lines}) if given.json else say("\n".join(lines))
+        if given.json:
+            say_json({"lines": lines})
+        else:
+            say("\n".join(lines))
         wrong = any(line.startswith("WRONG") for line in lines)
         return int(ExitCode.CONFIGURATION) if wrong else 0
     if given.teams is None:

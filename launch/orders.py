@@ -84,11 +84,9 @@ class Command(Schema):
 
     Attributes:
       verb: what to do.
-      reason: for people and for the log; "" where there is nothing to say.
     """
 
     verb: Verb
-    reason: str = ""
 
 
 class EventKind(enum.StrEnum):
@@ -141,7 +139,6 @@ class Event(Schema):
       message: for people: the deadline that passed, the device that failed.
       drain: nothing should run on the host any more (UNHEALTHY).
       stacks: rank as text -> text of its stacks (STACKS).
-      pids: rank as text -> process id (READY).
     """
 
     kind: EventKind
@@ -153,4 +150,3 @@ class Event(Schema):
     message: str = ""
     drain: bool = False
     stacks: dict[str, str] = dataclasses.field(default_factory=dict)
-    pids: dict[str, int] = dataclasses.field(default_factory=dict)

@@ -175,7 +175,7 @@ class PodsGang:
             self._leave(
                 ExitCode.HOLD,
                 f"{', '.join(back)} must be avoided, but the cluster gives it again: cordon it, or "
-                "resume, which asks for other nodes",
+                "name it in kubernetes.exclude and submit again",
             )
         displaced = self._notice is not None
         self._leave(ExitCode.PREEMPTED if displaced else ExitCode.INFRASTRUCTURE, reason)

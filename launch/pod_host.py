@@ -22,6 +22,7 @@ from launch.exit_codes import ExitCode
 from launch.pod_link import Kind, LinkError, Message, connect, keep_alive
 from launch.pod_output import Output
 from launch.records import ContractError
+from launch.run_status import RunStatus
 from launch.spec import Job
 
 _LIBC = ctypes.CDLL(None)
@@ -30,6 +31,7 @@ _POLL_S = 0.1
 _LEFT_S = 10.0
 _RESTART_S = 5.0
 _TAKEN_IN_S = 1.0
+_STATUS_S = 30.0
 _FUTILE = 3
 
 
@@ -106,7 +108,9 @@ class PodHost:
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._supervisors = 0
         self._told: Message | None = None
-        self._noticed = False
+        self._noticed = self._heard = False
+        self._shown: RunStatus | None = None
+        self._shown_at = 0.0
 
     def run(self) -> int:
         """Serves until it is told to end; returns the exit code."""
@@ -123,6 +127,7 @@ class PodHost:
         assert self._told is not None
         self._end_children()
         self._output.show_rest()
+        self._show_status(every_s=0.0)
         self._output.say(self._told.text)
         return self._told.code
 
@@ -137,7 +142,7 @@ class PodHost:
             self._end_agent()
             self._look_after_supervisor()
             left = max(0.0, until - time.monotonic())
-            began = time.monotonic()
+            began, self._heard = time.monotonic(), False
             self._serve(
                 connect(
                     self._place.first,
@@ -147,7 +152,7 @@ class PodHost:
                 )
             )
             now = time.monotonic()
-            if now - began > _TAKEN_IN_S:
+            if self._heard or now - began > _TAKEN_IN_S:
                 until = now + self._job.spec.recovery.watchdog.lost_after_s + _RESTART_S
             elif now > until:
                 raise LinkError(f"{self._place.first} hangs up; this pod is not of its set")
@@ -179,8 +184,10 @@ class PodHost:
                 self._pass_on_signals(connection)
                 self._output.tick()
                 self._bury()
+                self._show_status(every_s=_STATUS_S)
 
     def _hear(self, message: Message) -> None:
+        self._heard = True
         if message.kind is Kind.EXIT:
             self._told = message
         elif message.kind is Kind.START:
@@ -236,6 +243,17 @@ class PodHost:
             raise LinkError(f"the supervisor has died {self._supervisors} times")
         self._supervisors += 1
         self._supervisor = subprocess.Popen([*self._program, "supervisor"], process_group=0)
+
+    def _show_status(self, *, every_s: float) -> None:
+        """In the first pod: shows how the run stands, where that has changed."""
+        now = time.monotonic()
+        if self._place.index != 0 or now < self._shown_at + every_s:
+            return
+        self._shown_at = now
+        status = RunStatus.read(self._job.job_dir)
+        if status is not None and status != self._shown:
+            self._shown = status
+            self._output.show_status(status)
 
     def _bury(self) -> None:
         """Collects processes whose parents have died: in a container they come to the first one."""

@@ -90,6 +90,7 @@ def connect(host: str, *, port: int, within_s: float, wanted: Callable[[], bool]
     while wanted():
         try:
             connection = socket.create_connection((host, port), timeout=_CONNECT_S)
+            _check_other(connection)
         except OSError as error:  # a name that does not resolve is one, too
             if time.monotonic() + pause > until:
                 raise LinkError(
@@ -103,6 +104,17 @@ def connect(host: str, *, port: int, within_s: float, wanted: Callable[[], bool]
         keep_alive(connection)
         return connection
     raise LinkError(f"{host}:{port} is not wanted any more")
+
+
+def _check_other(connection: socket.socket) -> None:
+    """A port of one's own, where nobody listens, may be given by the kernel for the way out.
+
+    Raises:
+      ConnectionRefusedError: it was, and the connection is with itself.
+    """
+    if connection.getsockname() == connection.getpeername():
+        connection.close()
+        raise ConnectionRefusedError("nobody listens there")
 
 
 def keep_alive(connection: socket.socket) -> None:

@@ -5,13 +5,18 @@ the output of pods reads this instead. Standard library only.
 """
 
 import contextlib
+import dataclasses
 import pathlib
 from collections.abc import Mapping
 from typing import BinaryIO
 
+from launch.records import ContractError
+from launch.run_status import RunStatus
+
 _LARGEST = 1 << 20
 _TERMINATION_LOG = pathlib.Path("/dev/termination-log")
 _LONGEST_WORD = 4000
+_STATUS = "lockstep-status: "
 
 
 class Output:
@@ -51,6 +56,12 @@ class Output:
         with contextlib.suppress(OSError):  # not a pod, or one that may not
             self._last_word.write_text(text[:_LONGEST_WORD], encoding="utf-8")
 
+    def show_status(self, status: RunStatus) -> None:
+        """Shows how the run stands, without its processes, for whoever sees nothing but output."""
+        text = dataclasses.replace(status, ranks=()).to_json()
+        self._stream.write(f"{_STATUS}{text}\n".encode())
+        self._stream.flush()
+
     def _show(self, path: pathlib.Path, *, whole: bool) -> int:
         """Shows more of a file; returns how many bytes."""
         prefix, shown = self._files[path]
@@ -67,3 +78,12 @@ class Output:
             self._stream.flush()
         self._files[path] = prefix, shown + len(data)
         return len(data)
+
+
+def last_status(text: str) -> RunStatus | None:
+    """Returns the newest status among the output of a run's first pod; None where there is none."""
+    for line in reversed(text.splitlines()):
+        if line.startswith(_STATUS):
+            with contextlib.suppress(ContractError):  # cut off, or of another version
+                return RunStatus.from_json(line.removeprefix(_STATUS), source="output of a pod")
+    return None

@@ -77,7 +77,7 @@ class Schema:
         """
         try:
             text = path.read_text(encoding="utf-8", errors="replace")
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         return cls.from_json(text, source=str(path))
 

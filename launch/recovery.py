@@ -7,6 +7,7 @@ between two lines of the journal decides again what it had decided (docs/failure
 import dataclasses
 import enum
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from launch.exit_codes import ExitCode, RetryClass
 from launch.records import JournalEntry, Reason
@@ -65,13 +66,13 @@ class Incident:
 
     Attributes:
       reason: why.
-      banned: whether its host must not be used again at once (lost, or its device is broken).
+      banned: hosts that must not be used again (lost, or with a broken device).
       excused: it counts against nothing: the engine stopped it, or the supervisor died.
       displaced: the engine wants the allocation back.
     """
 
     reason: Reason
-    banned: bool = False
+    banned: tuple[str, ...] = ()
     excused: bool = False
     displaced: bool = False
 
@@ -181,7 +182,8 @@ def decide(
     if elsewhere or decision.action is not Action.REQUEUE:
         return decision
     if incident.banned:
-        why = f"{reason.host} cannot be used ({reason.message}), and there is no other host"
+        names = ", ".join(incident.banned)
+        why = f"{names} cannot be used ({reason.message}), and there is no other host"
         return Decision(action=Action.HOLD, why=why, code=ExitCode.HOLD)
     why = f"{reason.retry}; there is no other host; goes on from {_step(reason)}"
     return dataclasses.replace(decision, action=Action.RESTART, why=why, exclude=())
@@ -230,33 +232,38 @@ def _again(history: History, *, spec: JobSpec, spares: int, hosts: int) -> Decis
     delay = 0.0
     if history.stalled > 1:
         delay = min(recovery.backoff_s * 2.0 ** (history.stalled - 2), BACKOFF_MAX_S)
-    if not reason.host or not _is_bad(history, spec=spec):
+    bad = _bad_hosts(history, spec=spec)
+    if not bad:
         why = f"{reason.retry}; goes on from {_step(reason)}"
         return Decision(action=Action.RESTART, why=why, delay_s=delay)
-    bad = (reason.host,)
     least = spec.resources.min_hosts or spec.resources.hosts
-    if spares > 0:
-        why, action = f"a spare takes the place of {reason.host}", Action.REPLACE
-    elif recovery.on_loss is OnLoss.SHRINK and hosts - 1 >= least:
-        why, action = f"goes on without {reason.host}, on {hosts - 1} hosts", Action.SHRINK
+    names, left = ", ".join(bad), hosts - len(bad)
+    if spares >= len(bad):
+        what = "a spare takes" if len(bad) == 1 else f"{len(bad)} spares take"
+        why, action = f"{what} the place of {names}", Action.REPLACE
+    elif recovery.on_loss is OnLoss.SHRINK and left >= least:
+        why, action = f"goes on without {names}, on {left} hosts", Action.SHRINK
     else:
-        why, action = f"queues again for hosts other than {reason.host}", Action.REQUEUE
+        why, action = f"queues again for hosts other than {names}", Action.REQUEUE
     return Decision(action=action, why=why, exclude=bad, delay_s=delay)
 
 
-def _is_bad(history: History, *, spec: JobSpec) -> bool:
-    """Whether the host of the newest incident must be avoided."""
+def _bad_hosts(history: History, *, spec: JobSpec) -> tuple[str, ...]:
+    """Hosts that must be avoided after the newest incident."""
     incident, recovery = history.incidents[-1], spec.recovery
     reason = incident.reason
-    if incident.banned or reason.retry is RetryClass.CORRUPTION:
-        return True
+    if incident.banned or not reason.host:
+        return incident.banned
+    if reason.retry is RetryClass.CORRUPTION:
+        return (reason.host,)
     hardware = (RetryClass.INFRASTRUCTURE, RetryClass.HANG)
     same = [
         each
         for each in _recent(history, window_s=recovery.budgets.window_s)
         if each.reason.host == reason.host and each.reason.retry in hardware
     ]
-    return reason.retry in hardware and len(same) >= recovery.exclude_after
+    again = reason.retry in hardware and len(same) >= recovery.exclude_after
+    return (reason.host,) if again else ()
 
 
 def _count(history: History, *, retry: RetryClass, window_s: float) -> int:
@@ -288,11 +295,11 @@ def _step(reason: Reason) -> str:
     return "the newest saved step" if reason.saved_step is None else f"step {reason.saved_step}"
 
 
-def _incident(details: dict[str, object]) -> Incident:
+def _incident(details: dict[str, Any]) -> Incident:
     reason = Reason.from_object(details["reason"], source="journal: reason")
     return Incident(
         reason=reason,
-        banned=bool(details.get("banned", False)),
+        banned=tuple(details.get("banned", ())),
         excused=bool(details.get("excused", False)),
         displaced=bool(details.get("displaced", False)),
     )

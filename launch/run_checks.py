@@ -14,7 +14,6 @@ from launch import findings
 from launch.findings import Finding
 from launch.jobs import is_here
 from launch.records import ContractError, RunRecord
-from launch.run_index import read_job
 from launch.snapshot import Snapshot
 from launch.spec import JOB_FILE, Job
 
@@ -90,7 +89,7 @@ def checkpoint(job: Job, *, given: bool) -> Iterator[Finding]:
     path = pathlib.Path(root)
     try:
         whose = _whose(job, path, given=given)
-    except (ContractError, OSError, UnicodeDecodeError) as failure:
+    except (ContractError, OSError) as failure:
         whose = f"{path} holds a record that cannot be read: {failure}"
     if whose is not None:
         yield findings.error("checkpoint", whose)
@@ -106,18 +105,16 @@ def checkpoint(job: Job, *, given: bool) -> Iterator[Finding]:
 
 def _whose(job: Job, path: pathlib.Path, *, given: bool) -> str | None:
     """Says whose directory it is, where it is not this run's."""
-    record, former = path / "run.json", path / JOB_FILE
+    record, other = RunRecord.read_file(path / "run.json"), Job.read_file(path / JOB_FILE)
     elsewhere = "Take another checkpoint.root"
-    if record.is_file():
-        owner = RunRecord.from_json(record.read_text("utf-8"), source=str(record)).run_id
-        if owner != job.run_id:
-            held = f"{path} holds run {owner!r}, not {job.run_id!r}"
-            return f"{held}. {elsewhere}, or --run_id={owner} to go on with it."
+    if record is not None:
+        if record.run_id != job.run_id:
+            held = f"{path} holds run {record.run_id!r}, not {job.run_id!r}"
+            return f"{held}. {elsewhere}, or --run_id={record.run_id} to go on with it."
     elif strangers := [name for name in _RECORDS if (path / name).exists()]:
         held = f"{path} holds {' and '.join(strangers)} but no run.json"
         return f"{held}: it is no run of Lockstep. {elsewhere}."
-    if former.is_file():
-        other = read_job(former)
+    if other is not None:
         if other.run_id != job.run_id:
             held = f"{path} belongs to run {other.run_id!r}, not {job.run_id!r}"
             return f"{held}. {elsewhere}, or --run_id={other.run_id} to go on with it."

@@ -75,10 +75,10 @@ class RunIndex:
         found = []
         for path in self._folder.glob("*.json"):
             try:
-                found.append(RunEntry.from_json(path.read_text("utf-8"), source=str(path)))
-            except (ContractError, OSError, UnicodeDecodeError):
-                continue  # written by another version, or being removed
-        return sorted(found, key=lambda entry: -entry.submitted)
+                found.append(RunEntry.read_file(path))
+            except (ContractError, OSError):
+                continue  # written by another version
+        return sorted(filter(None, found), key=lambda entry: -entry.submitted)
 
     def elsewhere(self, run_id: str, *, job_dir: str) -> str | None:
         """Returns another folder that holds a run of that name; None where there is none."""
@@ -86,8 +86,8 @@ class RunIndex:
             entry = RunEntry.read_file(self._folder / f"{run_id}.json")
             if entry is None or os.path.realpath(entry.job_dir) == os.path.realpath(job_dir):
                 return None
-            path = pathlib.Path(entry.job_dir) / JOB_FILE
-            return entry.job_dir if path.is_file() and read_job(path).run_id == run_id else None
+            job = Job.read_file(pathlib.Path(entry.job_dir) / JOB_FILE)
+            return entry.job_dir if job is not None and job.run_id == run_id else None
         except ContractError:
             return None  # no supervisor can read it, either
 
@@ -101,15 +101,16 @@ class RunIndex:
         given = pathlib.Path(name)
         for path in (given / JOB_FILE, given):
             if path.name == JOB_FILE and path.is_file():
-                return read_job(path)
+                return Job.of_folder(path.parent)
         entries = self.entries()
         named = [e for e in entries if e.run_id == name] or [e for e in entries if e.root == name]
         if not named:
             raise UnknownRunError(self._unknown(name, known=[e.run_id for e in entries]))
         path = pathlib.Path(named[0].job_dir) / JOB_FILE
-        if not path.is_file():
+        job = Job.read_file(path)
+        if job is None:
             raise UnknownRunError(f"Run {name!r} was submitted, but {path} is no longer there.")
-        return read_job(path)
+        return job
 
     @property
     def _folder(self) -> pathlib.Path:
@@ -121,12 +122,3 @@ class RunIndex:
         return (
             f"There is no run {name!r}: it is neither a run id nor a folder with {JOB_FILE}.{meant}"
         )
-
-
-def read_job(path: pathlib.Path) -> Job:
-    """Reads a job.json.
-
-    Raises:
-      ContractError: it is not one of this version.
-    """
-    return Job.from_json(path.read_text(encoding="utf-8"), source=str(path))

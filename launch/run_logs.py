@@ -177,8 +177,8 @@ def _text(line: bytes) -> str:
 
 
 def _culprit(folder: pathlib.Path) -> int | None:
-    path = folder / "reason.json"
     try:
-        return Reason.from_json(path.read_text("utf-8"), source=str(path)).rank
-    except (FileNotFoundError, ContractError):
-        return None  # it has not ended, or of another version: then by rank
+        reason = Reason.read_file(folder / "reason.json")
+    except ContractError:
+        return None  # of another version: then by rank
+    return reason.rank if reason is not None else None

@@ -21,7 +21,6 @@ class RunState(enum.StrEnum):
     WAITING = "waiting"
     STARTING = "starting"
     RUNNING = "running"
-    STOPPING = "stopping"
     RECOVERING = "recovering"
     DONE = "done"
     STOPPED = "stopped"

@@ -370,6 +370,7 @@ class KubernetesOptions:
       volume_path: folder at which pods mount it; default: the first folder of the root, so that
         /runs/a is folder a of the claim.
       resources: further resources of each pod, such as vpc.amazonaws.com/efa: "32".
+      exclude: nodes to avoid.
     """
 
     namespace: str = ""
@@ -381,6 +382,7 @@ class KubernetesOptions:
     volume_claim: str = ""
     volume_path: str = ""
     resources: dict[str, str] = dataclasses.field(default_factory=dict)
+    exclude: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ all, the engine is asked.
 import time
 
 from launch.control import Control, Want
-from launch.engines.engine import Engine, EngineState, Standing
+from launch.engines.engine import Engine, EngineState, Standing, SupervisedEngine
 from launch.jobs import user_name
 from launch.run_status import RunStatus
 from launch.spec import Job
@@ -27,7 +27,7 @@ def cancel(job: Job, *, engine: Engine) -> str:
     """
     standing = _alive(job, engine)
     _ask(job, Want.CANCEL)
-    if is_supervised(engine) and supervisor_lives(job, now=time.time()):
+    if isinstance(engine, SupervisedEngine) and supervisor_lives(job, now=time.time()):
         return f"{job.run_id} saves and ends, within {job.spec.runtime.grace_s:g} s."
     engine.cancel(job)
     return f"{job.run_id} was {standing.state} and is cancelled."
@@ -44,7 +44,7 @@ def drain(job: Job, *, engine: Engine) -> str:
     if standing.state is EngineState.HELD and status is not None and status.state.is_final:
         raise SteeringError(f"{job.run_id} is {status.state} already; nothing was changed.")
     _ask(job, Want.DRAIN)
-    if not is_supervised(engine):
+    if not isinstance(engine, SupervisedEngine):
         engine.cancel(job)
     return (
         f"{job.run_id} saves and stops, within {job.spec.runtime.grace_s:g} s. Later: python -m "
@@ -69,11 +69,6 @@ def resume(job: Job, *, engine: Engine) -> Standing:
         wait = " It was asked to stop; wait until it has." if stopping else ""
         raise SteeringError(f"{job.run_id} is {standing.state} already.{wait}")
     return go_on(job, engine=engine, now=time.time())
-
-
-def is_supervised(engine: Engine) -> bool:
-    """Whether the engine's allocations run Lockstep's supervisor."""
-    return hasattr(engine, "gang")
 
 
 def _alive(job: Job, engine: Engine) -> Standing:

@@ -20,7 +20,7 @@ from launch import placement
 from launch.agent import attempt_folder
 from launch.attempt import AttemptRun, Outcome, Snapshot, Stop
 from launch.control import Control, Want
-from launch.engines.engine import EngineError, Gang, LeftAllocation, engine_named
+from launch.engines.engine import EngineError, Gang, LeftAllocation, SupervisedEngine, engine_named
 from launch.exit_codes import ExitCode, RetryClass
 from launch.journal import Journal
 from launch.orders import Orders, RankState
@@ -69,19 +69,20 @@ class Supervisor:
             return self._ended_before()
         self._note("supervisor_started", pid=os.getpid(), host=socket.gethostname())
         self._gang.end(timeout_s=self._job.spec.runtime.grace_s + _LEFTOVERS_S)
+        try:
+            self._go_on()
+        except LeftAllocation:
+            return int(ExitCode.PREEMPTED)
+        assert self._history.final is not None
+        return self._history.final
+
+    def _go_on(self) -> None:
         if self._history.open:
             self._end_orphan()
         if self._history.undecided:
             self._decide()
-        while self._history.final is None:
-            if self._stopped_by_person():
-                break
-            try:
-                self._attempt()
-            except LeftAllocation:
-                return int(ExitCode.PREEMPTED)
-        assert self._history.final is not None
-        return self._history.final
+        while self._history.final is None and not self._stopped_by_person():
+            self._attempt()
 
     def _replay(self) -> None:
         for entry in self._journal.entries():
@@ -90,8 +91,12 @@ class Supervisor:
             if entry.event == "attempt_planned":
                 self._before = tuple(entry.details["hosts"])
                 self._spares = tuple(entry.details["spares"])
-            if entry.event == "decided" and entry.details["action"] == Action.SHRINK:
-                self._at_most = len(self._before) - 1
+            if entry.event == "decided":
+                action, excluded = entry.details["action"], entry.details["exclude"]
+                if action == Action.SHRINK:
+                    self._at_most = len(self._before) - len(excluded)
+                elif action == Action.REQUEUE:
+                    self._at_most = None
         reasons = (incident.reason for incident in self._history.incidents[-_REASONS:])
         self._reasons = tuple(reasons)
 
@@ -171,7 +176,7 @@ class Supervisor:
         self._note(
             "attempt_ended",
             reason=dataclasses.asdict(reason),
-            banned=outcome.banned,
+            banned=list(outcome.banned),
             displaced=outcome.displaced and reason.retry is not RetryClass.DONE,
         )
         self._write_reason(reason)
@@ -208,7 +213,7 @@ class Supervisor:
             return
         self._pause(decision.delay_s)
         if decision.action is Action.SHRINK:
-            self._at_most = len(self._before) - 1
+            self._at_most = len(self._before) - len(decision.exclude)
         if decision.action is Action.REQUEUE:
             self._requeue(decision.why)
 
@@ -379,9 +384,9 @@ def supervise(job_dir: str) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda which, frame: signals.append(which))
     engine = engine_named(job.engine)
+    assert isinstance(engine, SupervisedEngine), f"{job.engine} starts no supervisor"
     try:
-        gang: Gang = engine.gang(job)  # type: ignore[attr-defined]  # only supervised ones come
-        return Supervisor(job, gang, interrupted=lambda: bool(signals)).run()
+        return Supervisor(job, engine.gang(job), interrupted=lambda: bool(signals)).run()
     except EngineError as error:
         print(f"The engine cannot be used: {error}", file=sys.stderr)  # noqa: T201
         return int(ExitCode.ENGINE_UNREACHABLE)

@@ -14,14 +14,13 @@ from collections.abc import Iterable, Iterator
 from launch import findings
 from launch.findings import Finding, Verdict
 from launch.jobs import is_here
+from launch.own_code import importable
 from launch.run_checks import is_program
 from launch.snapshot import Snapshot
 from launch.spec import Job, JobSpec
 
 CHECK_S = 180.0
 _MANY = 16
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-"""Where Lockstep itself is."""
 
 
 def examine(
@@ -79,7 +78,7 @@ def _ask(job: Job, *, hosts: int, folder: pathlib.Path, flags: Iterable[str]) ->
         done = subprocess.run(
             command,
             cwd=folder,
-            env=_environment(),
+            env=importable(os.environ),
             capture_output=True,
             text=True,
             check=False,
@@ -110,9 +109,3 @@ def _read(done: subprocess.CompletedProcess[str]) -> list[Finding]:
         told = (done.stderr.strip() or done.stdout.strip() or "no word").splitlines()[-1]
         message = f"trainer.check ended with {done.returncode}: {told}"
         return [findings.error("configuration", message)]
-
-
-def _environment() -> dict[str, str]:
-    """This environment, with Lockstep importable wherever the job's code is."""
-    paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}

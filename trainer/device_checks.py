@@ -9,8 +9,6 @@ from trainer.coordination import Coordination
 from trainer.endings import UserError
 
 GATHER_S = 300.0
-Inventory = Mapping[str, int]
-"""Kind of device -> how many a process has."""
 
 
 def check_alike(coordination: Coordination, *, host: str, devices: Sequence[str]) -> None:

@@ -65,7 +65,9 @@ class Participant:
     def __init__(self, environment: Environment | None) -> None:
         self.environment = environment
         self.coordination: Coordination = Alone()
-        self.preemption = Preemption(self._leave_on_signal)
+        # Whoever gives a grace also ends it.
+        timed = environment is not None and environment.grace_s is not None
+        self.preemption = Preemption(self._leave_on_signal, launched=timed)
         self.attempt = environment.attempt if environment else 0
         self.root: Root | None = None
         self.step: int | None = None

@@ -64,10 +64,14 @@ class Preemption:
 
     ``leave`` is called, from a thread, where the process must end at once: before the first step,
     at the second signal, or where the others cannot be reached. It does not return.
+
+    Under a launcher that gives a grace every signal but the first is ignored: Slurm sends SIGTERM
+    to all processes of a job and the agent sends its own; the agent also ends what is there when
+    the grace is over.
     """
 
-    def __init__(self, leave: Callable[[str], None]) -> None:
-        self._leave = leave
+    def __init__(self, leave: Callable[[str], None], *, launched: bool = False) -> None:
+        self._leave, self._launched = leave, launched
         self._agreement: Agreement | None = None
         self._coordination: Coordination | None = None
         self._lock = threading.Lock()
@@ -105,6 +109,8 @@ class Preemption:
             self._signals += 1
             coordination = self._coordination
             first = self._signals == 1
+        if not first and self._launched:
+            return
         if not first:
             self._leave("a second SIGTERM came; leaving without a save")
         elif coordination is None:

@@ -9,7 +9,7 @@ import dataclasses
 import enum
 import importlib
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from launch.orders import Host, Orders
 from launch.spec import Job, JobSpec
@@ -187,6 +187,7 @@ class Gang(Protocol):
         """Returns host:port at which process 0 on ``host`` listens; differs between attempts."""
 
 
+@runtime_checkable
 class SupervisedEngine(Engine, Protocol):
     """An engine whose allocation runs Lockstep's supervisor."""
 

@@ -5,6 +5,7 @@ holds it back until all of it fits, and may suspend it for others. docs/kubernet
 cluster needs and what was tested against what.
 """
 
+import contextlib
 import pathlib
 import time
 
@@ -15,16 +16,22 @@ from launch.engines import kubernetes_objects, kubernetes_refusals, kubernetes_s
 from launch.engines.engine import EngineError, EngineState, Rendered, Standing
 from launch.engines.kubernetes_client import CONFLICT, Api, Object, Refused
 from launch.engines.kubernetes_status import Seen
+from launch.pod_output import last_status
 from launch.spec import Job, JobSpec
 
 GONE_S = 60.0
 """How long, beyond their grace, deleted pods are waited for."""
 
 _ASK_EVERY_S = 0.5
+_LINES = 2000
 
 
 class Kubernetes:
     """See launch/engines/engine.py."""
+
+    def __init__(self) -> None:
+        """Connects to nothing yet."""
+        self._apis: dict[str, Api] = {}  # logging in may start a program, which takes a second
 
     def refusals(self, spec: JobSpec) -> list[str]:
         """Returns what of a job file Kubernetes cannot do, each with what to do instead."""
@@ -45,7 +52,7 @@ class Kubernetes:
         Raises:
           EngineError: the API server cannot be reached or refused.
         """
-        api = _api(job)
+        api = self._api(job)
         found = api.get("JobSet", names.jobset_name(job))
         if found:
             _check_own(found, job)
@@ -63,13 +70,17 @@ class Kubernetes:
     def standing(self, job: Job) -> Standing:
         """Returns what JobSet, Kueue and the pods say; UNKNOWN where the server does not answer.
 
-        A set that is not there was drained or cancelled where a person has asked for that.
+        A set that is not there was drained or cancelled where a person has asked for that. What the
+        first pod shows of the supervisor's status is kept in the job's folder, where that is not
+        the one of the pods.
         """
         try:
-            seen = _look(_api(job), job)
+            api = self._api(job)
+            seen = _look(api, job)
         except EngineError as error:
             return Standing(state=EngineState.UNKNOWN, detail=str(error))
         if seen is not None:
+            _keep_status(api, job, seen)
             return kubernetes_status.standing(seen)
         control = Control.read(job.job_dir)
         want = control.want if control else Want.GO_ON
@@ -83,7 +94,7 @@ class Kubernetes:
         Raises:
           EngineError: the API server cannot be reached or refused.
         """
-        _api(job).delete("JobSet", names.jobset_name(job))
+        self._api(job).delete("JobSet", names.jobset_name(job))
 
     def release(self, job: Job) -> Standing:
         """Has Kueue take a held set again, or makes a new one of a set that has ended.
@@ -94,7 +105,7 @@ class Kubernetes:
         Raises:
           EngineError: the API server cannot be reached or refused, or pods do not go away.
         """
-        api = _api(job)
+        api = self._api(job)
         seen = _look(api, job)
         if seen is None:
             return self.submit(job)
@@ -108,15 +119,17 @@ class Kubernetes:
         return self.submit(job)
 
     def logs(self, job: Job) -> str | None:
-        """Returns the pods' output, the first that failed first; None where it is in job_dir.
+        """Returns the pods' output, the first that failed first; None where there is none here.
 
         Raises:
           EngineError: the API server cannot be reached or refused.
         """
         if any(pathlib.Path(job.job_dir).glob("attempts/*/logs/*")):
             return None
-        api = _api(job)
+        api = self._api(job)
         pods = kubernetes_status.failed_first(api.labelled("Pod", labels=_of_run(job)))
+        if not pods:
+            return None
         texts = []
         for pod in pods:
             name = pod["metadata"]["name"]
@@ -129,6 +142,10 @@ class Kubernetes:
         from launch.engines import kubernetes_preflight
 
         return kubernetes_preflight.report(Api(namespace))
+
+    def _api(self, job: Job) -> Api:
+        namespace = names.namespace(job)
+        return self._apis.setdefault(namespace, Api(namespace))
 
     def _remove(self, api: Api, job: Job) -> None:
         """Deletes a run's objects and waits until none is left to be taken for the next one's."""
@@ -148,8 +165,17 @@ class Kubernetes:
             time.sleep(_ASK_EVERY_S)
 
 
-def _api(job: Job) -> Api:
-    return Api(names.namespace(job))
+def _keep_status(api: Api, job: Job, seen: Seen) -> None:
+    """Keeps what the supervisor in the first pod says, for ``status`` and ``submit --wait``."""
+    folder = pathlib.Path(job.job_dir)
+    first = f"{names.jobset_name(job)}-{names.REPLICATED_JOB}-0-0-"
+    pods = [pod["metadata"]["name"] for pod in seen.pods]
+    if job.job_dir == job.spec.checkpoint.root or not folder.is_dir():
+        return
+    for pod in (name for name in pods if name.startswith(first)):
+        with contextlib.suppress(EngineError):  # a status is no reason to fail
+            if status := last_status(api.log(pod, lines=_LINES)):
+                status.write(job.job_dir)
 
 
 def _of_run(job: Job) -> str:

@@ -7,6 +7,7 @@ that the command of the job, whatever it holds, travels as JSON and meets no she
 import dataclasses
 import math
 import pathlib
+from collections.abc import Iterable
 from typing import Any
 
 from launch import fabric
@@ -88,6 +89,8 @@ def template(job: Job) -> Object:
         pod["serviceAccountName"] = spec.isolation.service_account
     if selector := _node_selector(spec):
         pod["nodeSelector"] = selector
+    if spec.kubernetes.exclude:
+        pod["affinity"] = _elsewhere(spec.kubernetes.exclude)
     annotations = {names.RUN_ANNOTATION: job.run_id, **_topology(spec)}
     return {"metadata": {"labels": names.labels(job), "annotations": annotations}, "spec": pod}
 
@@ -127,6 +130,16 @@ def _node_selector(spec: JobSpec) -> dict[str, str]:
     if spec.spot.use is SpotUse.REQUIRE:
         selector[names.CAPACITY_LABEL] = names.SPOT
     return selector
+
+
+def _elsewhere(nodes: Iterable[str]) -> Object:
+    """Returns the rule that keeps pods off nodes, by their names; a field takes one name each."""
+    fields = [
+        {"key": "metadata.name", "operator": "NotIn", "values": [node]}
+        for node in dict.fromkeys(nodes)
+    ]
+    terms = {"nodeSelectorTerms": [{"matchFields": fields}]}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
 
 
 def _tolerations(spec: JobSpec) -> list[Object]:

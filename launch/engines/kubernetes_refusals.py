@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterator
 
 from launch import fabric
-from launch.engines import kubernetes_names as names
 from launch.engines.kubernetes_pod import mount_path
 from launch.spec import JobSpec, OnLoss, SecretForm
 
@@ -114,6 +113,9 @@ def _labels(spec: JobSpec) -> Iterator[str]:
     for key in ("rack_label", "block_label"):
         if not _LABEL.fullmatch(getattr(options, key)):
             yield f"kubernetes.{key} is {getattr(options, key)!r}, which is no label of a node."
+    for node in options.exclude:
+        if not _LABEL.fullmatch(node):
+            yield f"kubernetes.exclude has {node!r}, which is no name of a node."
     resources = dict(options.resources)
     if options.accelerator_resource:
         resources[options.accelerator_resource] = "1"
@@ -145,9 +147,3 @@ def _variables(spec: JobSpec) -> Iterator[str]:
         name = secret.name if secret.form is SecretForm.ENV else f"{secret.name}_FILE"
         if name in plain:
             yield f"{name} is both a variable and what the secret {secret.name} sets; rename one."
-
-
-def system_names() -> frozenset[str]:
-    """Returns the folders of images over which no claim is mounted; one is the launcher's own."""
-    assert names.CONFIG_DIR.split("/")[1] in _OF_THE_IMAGE
-    return _OF_THE_IMAGE

@@ -21,8 +21,10 @@ from launch.agent import attempt_folder
 from launch.control import Control, Want
 from launch.engines.engine import EngineError, EngineState, Rendered, Standing
 from launch.engines.local_queue import Ask, LocalQueue
+from launch.jobs import user_name
 from launch.orders import Host, Orders
 from launch.own_code import importable
+from launch.run_index import RunIndex
 from launch.run_status import RunState, RunStatus
 from launch.spec import Job, JobSpec, SpotUse
 
@@ -31,7 +33,7 @@ _FIRST_PORT, _PORTS = 20000, 12000
 _WAIT_S = 0.25
 _AGENTS = "agents.pids"
 _LOCK, _KEPT = "supervisor.lock", "keeper.lock"
-_LOOK_S, _LEAVES_S = 1.0, 10.0
+_LOCK_S, _LEAVES_S = 2.0, 10.0
 _SCRIPT = "supervise.sh"
 
 
@@ -105,7 +107,7 @@ class Local:
 
     def cancel(self, job: Job) -> None:
         """Tells the supervisor, which watches this file."""
-        Control(want=Want.CANCEL, by=_user(), time=time.time()).write(job.job_dir)
+        Control(want=Want.CANCEL, by=user_name(), time=time.time()).write(job.job_dir)
 
     def release(self, job: Job) -> Standing:
         """Starts a supervisor that goes on where the journal ends."""
@@ -124,7 +126,7 @@ class Local:
         """Whether a supervisor lives, or a keeper that is about to start one."""
         for path in (pathlib.Path(job.job_dir) / name for name in (_KEPT, _LOCK)):
             if path.exists():
-                lock = _locked(path, patience_s=0.0)
+                lock = _locked(path, patience_s=0.0, kind=fcntl.LOCK_SH)
                 if lock is None:
                     return True
                 lock.close()
@@ -143,7 +145,7 @@ class LocalGang:
           EngineError: another supervisor of this run lives.
         """
         self._job = job
-        self._lock = _locked(pathlib.Path(job.job_dir) / _LOCK)
+        self._lock = _locked(pathlib.Path(job.job_dir) / _LOCK, patience_s=_LOCK_S)
         if self._lock is None:
             raise EngineError(f"Run {job.run_id} already has a supervisor.")
         spec = job.spec
@@ -233,15 +235,15 @@ class LocalGang:
         return pathlib.Path(self._job.job_dir) / _AGENTS
 
 
-def _locked(path: pathlib.Path, *, patience_s: float = _LOOK_S) -> BinaryIO | None:
+def _locked(path: pathlib.Path, *, patience_s: float, kind: int = fcntl.LOCK_EX) -> BinaryIO | None:
     """Returns a file that is locked until it is closed; None where somebody else holds it.
 
-    Whoever only looks whether it is locked holds it, too, for an instant.
+    Whoever only looks whether it is locked shares it, for an instant.
     """
     file, until = path.open("ab"), time.monotonic() + patience_s
     while True:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
             return file
         except BlockingIOError:
             if time.monotonic() >= until:
@@ -267,10 +269,10 @@ def capacity(accelerator: str) -> int:
 
 
 def open_queue(accelerator: str) -> LocalQueue:
-    """Opens the queue of a kind of accelerator."""
-    home = pathlib.Path(os.environ.get("LOCKSTEP_HOME") or pathlib.Path.home() / ".lockstep")
+    """Opens this machine's queue of a kind of accelerator; other machines may share the folder."""
     kind = "cpu" if accelerator == "cpu" else "accelerators"
-    return LocalQueue(home / f"queue-{kind}.sqlite", capacity=capacity(accelerator))
+    path = RunIndex.of(os.environ).home / f"queue-{socket.gethostname()}-{kind}.sqlite"
+    return LocalQueue(path, capacity=capacity(accelerator))
 
 
 def _hosts(spec: JobSpec) -> int:
@@ -279,7 +281,3 @@ def _hosts(spec: JobSpec) -> int:
 
 def _need(spec: JobSpec) -> int:
     return _hosts(spec) * spec.resources.per_host
-
-
-def _user() -> str:
-    return os.environ.get("USER", str(os.getuid()))

@@ -231,7 +231,7 @@ class LocalQueue:
         rows = base.execute(
             "SELECT run, devices, wanted_by FROM claims WHERE held != '' AND priority = ?"
             " AND granted < ? ORDER BY wanted_by = '', granted DESC",
-            (_ORDER.index(Priority.PREEMPTIBLE), time.time() - min_run_s()),
+            (_ORDER.index(Priority.PREEMPTIBLE), time.time() - _min_run_s()),
         ).fetchall()
         if sum(row["devices"] for row in rows) < missing:
             return
@@ -242,7 +242,7 @@ class LocalQueue:
             base.execute("UPDATE claims SET wanted_by = ? WHERE run = ?", (ask.run, row["run"]))
 
 
-def min_run_s() -> float:
+def _min_run_s() -> float:
     """Seconds that a preemptible job may keep its devices at least, so that it gets somewhere."""
     return float(os.environ.get("LOCKSTEP_MIN_RUN_S", _MIN_RUN_S))
 

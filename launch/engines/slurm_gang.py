@@ -20,7 +20,6 @@ from launch.agent import attempt_folder
 from launch.engines import slurm_commands as commands
 from launch.engines import slurm_nodes, slurm_script, slurm_submission
 from launch.engines.engine import EngineError, LeftAllocation
-from launch.engines.slurm_submission import Submissions
 from launch.orders import Host, Orders
 from launch.own_code import importable
 from launch.spec import Job
@@ -33,6 +32,7 @@ _SLURMD_PORT = 6818
 _PROBE_S = 1.0
 _PROBES = 2
 _WAIT_S = 0.25
+_STEP_S, _STEP_PAUSE_S = 60.0, 1.0
 _NODE = "SLURMD_NODENAME"
 _LOOKOUT = "lookout"
 
@@ -57,7 +57,10 @@ class SlurmGang:
         self._domains: dict[str, str] | None = None
         self._port = 0
         self._signals: list[int] = []
-        self._refuse_if_superseded()
+        if self._superseded():
+            raise EngineError(
+                f"Run {job.run_id} goes on in another job of Slurm; job {self._job_id} ends."
+            )
 
     @classmethod
     def around(cls, job: Job) -> Self:
@@ -100,18 +103,15 @@ class SlurmGang:
         logs = attempt_folder(self._job, orders.attempt) / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         agent = [self._job.python, "-m", "launch.agent", "--host_variable", _NODE]
-        names = [host.name for host in orders.hosts]
-        with (logs / "srun.log").open("ab") as errors:
-            process = subprocess.Popen(
-                [*_srun(names, name=f"attempt{orders.attempt}"), *agent],
-                env=importable(self._environ),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                process_group=0,
-            )
-        ranks.write_pids(self._pids(), [process.pid])
-        return [process]
+        name = f"attempt{orders.attempt}"
+        command = [*_srun([host.name for host in orders.hosts], name=name), *agent]
+        until = time.monotonic() + _STEP_S
+        while True:
+            process = self._launch(command, log=logs / "srun.log")
+            if self._runs(process, name=name) or time.monotonic() > until:
+                return [process]
+            # After a restart the controller does not yet know which steps have ended.
+            time.sleep(_STEP_PAUSE_S)
 
     def reachable(self, host: Host) -> bool:
         """Whether the node's slurmd, or at least its kernel, answers.
@@ -132,11 +132,11 @@ class SlurmGang:
         ranks.end_leftovers(self._pids())
         while (steps := self._steps()) and time.monotonic() < until:
             time.sleep(_WAIT_S)
-        for step in steps:
+        for step in steps:  # those that are still there
             commands.run(["scancel", "--signal=KILL", step], patience_s=0, always_again=True)
 
     def requeue(self, *, exclude: Sequence[str], reason: str) -> None:
-        """Submits the successor of this job, which starts when this one has ended.
+        """Submits the successor of this job, which ends right after.
 
         A job that Slurm is ending already gets none: it was cancelled, or Slurm requeues it.
         """
@@ -145,7 +145,7 @@ class SlurmGang:
             raise LeftAllocation
         try:
             slurm_submission.submit(
-                self._job, patience_s=PATIENCE_S, after=self._job_id, exclude=exclude
+                self._job, patience_s=PATIENCE_S, succeeds=self._job_id, exclude=exclude
             )
         except commands.Refused as error:
             # A site may not let nodes submit, or a limit is reached: slower, and without exclusion.
@@ -159,6 +159,27 @@ class SlurmGang:
         port = _FIRST_PORT + zlib.crc32(seed.encode()) % _PORTS
         name = f"[{host.address}]" if ":" in host.address else host.address
         return f"{name}:{port}"
+
+    def _launch(self, command: Sequence[str], *, log: pathlib.Path) -> subprocess.Popen[bytes]:
+        with log.open("ab") as errors:
+            process = subprocess.Popen(
+                command,
+                env=importable(self._environ),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                process_group=0,
+            )
+        ranks.write_pids(self._pids(), [process.pid])
+        return process
+
+    def _runs(self, process: subprocess.Popen[bytes], *, name: str) -> bool:
+        """Whether Slurm has made the step of an srun, which otherwise ends."""
+        while process.poll() is None:
+            if name in self._steps().values():
+                return True
+            time.sleep(_WAIT_S / 5)
+        return False
 
     def _watch_this_host(self, orders: Orders) -> None:
         """In an allocation that outlives hosts, another host looks out for this one."""
@@ -201,16 +222,16 @@ class SlurmGang:
         shown = self._scontrol("--oneliner", "show", "job", self._job_id)
         return slurm_nodes.field(shown, "JobState")
 
-    def _steps(self) -> list[str]:
-        """Numbered steps of this job that run: agents of some attempt."""
+    def _steps(self) -> dict[str, str]:
+        """Numbered steps of this job that run, agents of some attempt; id -> name."""
         command = ["squeue", "--steps", "--noheader", f"--jobs={self._job_id}", "--format=%i %j"]
         text = commands.run(command, patience_s=PATIENCE_S, always_again=True)
         pairs = [line.split(" ", 1) for line in text.splitlines() if " " in line]
-        return [
-            step
+        return {
+            step: name.strip()
             for step, name in pairs
             if step.rpartition(".")[2].isdecimal() and name.strip() != _LOOKOUT
-        ]
+        }
 
     def _scontrol(self, *words: str) -> str:
         return commands.run(["scontrol", *words], patience_s=PATIENCE_S, always_again=True)
@@ -222,14 +243,11 @@ class SlurmGang:
         return self._port
 
     def _superseded(self) -> bool:
-        record = Submissions.read(self._job.job_dir)
-        return record is not None and self._job_id in record.superseded
-
-    def _refuse_if_superseded(self) -> None:
-        if self._superseded():
-            raise EngineError(
-                f"Run {self._job.run_id} goes on in another job of Slurm; job {self._job_id} ends."
-            )
+        """Whether a newer job has the run; Slurm may have started this one a second time."""
+        newest = slurm_submission.newest_living(
+            self._job, patience_s=PATIENCE_S, besides=self._job_id
+        )
+        return newest is not None and int(newest) > int(self._job_id)
 
     def _pids(self, what: str = "srun") -> pathlib.Path:
         name = f"{what}-{self._job_id}-{self._restart}.pids"

@@ -28,7 +28,7 @@ def look(job: Job, *, host: str, job_id: str) -> None:
         time.sleep(_EVERY_S)
     history = History.of(Journal(job.job_dir).entries())
     avoided = history.avoided(now=time.time(), for_s=job.spec.recovery.exclude_s)
-    slurm_submission.submit(job, patience_s=_PATIENCE_S, after=job_id, exclude=(*avoided, host))
+    slurm_submission.submit(job, patience_s=_PATIENCE_S, succeeds=job_id, exclude=(*avoided, host))
     commands.run(["scancel", job_id], patience_s=_PATIENCE_S, always_again=True)
 
 

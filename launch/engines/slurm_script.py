@@ -5,11 +5,11 @@ kind of quoting. The script is the same for every allocation of a run.
 """
 
 import math
-import pathlib
 import shlex
 
 from launch import fabric
 from launch.engines.engine import EngineError
+from launch.own_code import ROOT
 from launch.spec import Job, JobSpec, OnLoss, Placement, SpotUse, TopologyLevel
 
 LOG = "supervisor.log"
@@ -44,8 +44,8 @@ def options(job: Job, *, again: bool = False, exclude: tuple[str, ...] = ()) -> 
         f"--output={output_pattern(job)}",
         "--open-mode=append",
         "--requeue",
-        # To the agents, which are the job's steps; the batch script's own is never needed.
-        f"--signal=USR2@{math.ceil(spec.runtime.grace_s) + _MARGIN_S}",
+        # B: to the supervisor alone; a step's signal would reach every process of a rank, too.
+        f"--signal=B:USR2@{math.ceil(spec.runtime.grace_s) + _MARGIN_S}",
         f"--export={_EXPORT}",
     ]
     if spec.runtime.max_walltime_s:
@@ -61,11 +61,10 @@ def options(job: Job, *, again: bool = False, exclude: tuple[str, ...] = ()) -> 
 
 def script(job: Job) -> str:
     """Returns the batch script: it becomes the keeper of the run's supervisor."""
-    root = pathlib.Path(__file__).resolve().parents[2]
     lines = [
         "#!/bin/bash",
         f"# Run {job.run_id}. job.json beside this folder says what it does.",
-        f"export PYTHONPATH={shlex.quote(str(root))}${{PYTHONPATH:+:$PYTHONPATH}}",
+        f"export PYTHONPATH={shlex.quote(str(ROOT))}${{PYTHONPATH:+:$PYTHONPATH}}",
         f"cd -- {shlex.quote(job.code_dir)} || exit 64",
         *job.spec.slurm.setup,
         # exec: the supervisor's exit code is the job's, and nothing stands before signals.

@@ -3,23 +3,20 @@
 A run that needs other hosts is not requeued under its id: Slurm would keep it for two minutes, the
 change of its excluded nodes would need a process that outlives its own job (which process tracking
 by cgroups does not allow), and a restart on a node that is still clearing up drains that node. A
-successor that starts when this job has ended has none of these. It is found by its name, the run's
-id, whatever id Slurm gave it. Standard library only.
+successor has none of these. Jobs of a run are found by their name, which is the run's id; the
+newest one that lives is the run's, and every older one leaves it alone. Standard library only.
 """
 
 import dataclasses
 import pathlib
 from collections.abc import Sequence
-from typing import Self
 
 from launch.engines import slurm_commands as commands
 from launch.engines import slurm_script
 from launch.engines.engine import EngineError
 from launch.engines.slurm_commands import Refused
-from launch.records import Schema, replace_file
 from launch.spec import Job
 
-FILE = "slurm.json"
 RENDERED = "rendered"
 
 LIVE = {"PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING"}
@@ -59,24 +56,6 @@ class QueuedJob:
         return self.state in LIVE
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Submissions(Schema):
-    """``<job_dir>/slurm.json``: which job of Slurm the run is.
-
-    Attributes:
-      job_id: the newest.
-      superseded: those before it, which must not run again, though Slurm may try.
-    """
-
-    job_id: str
-    superseded: tuple[str, ...] = ()
-
-    @classmethod
-    def read(cls, job_dir: str) -> Self | None:
-        """Returns what was written last; None before the first."""
-        return cls.read_file(pathlib.Path(job_dir) / FILE)
-
-
 def queued(job: Job, *, patience_s: float) -> list[QueuedJob]:
     """Returns the jobs of a run that Slurm remembers, newest last.
 
@@ -98,15 +77,24 @@ def queued(job: Job, *, patience_s: float) -> list[QueuedJob]:
     return sorted(found, key=lambda each: int(each.id))
 
 
-def submit(
-    job: Job, *, patience_s: float, after: str | None = None, exclude: Sequence[str] = ()
-) -> str:
+def newest_living(job: Job, *, patience_s: float, besides: str = "") -> str | None:
+    """Returns the id of the newest job of a run that lives; None where there is none.
+
+    Raises:
+      EngineError: Slurm cannot be asked.
+    """
+    jobs = queued(job, patience_s=patience_s)
+    living = [each.id for each in jobs if each.lives and each.id != besides]
+    return living[-1] if living else None
+
+
+def submit(job: Job, *, patience_s: float, succeeds: str = "", exclude: Sequence[str] = ()) -> str:
     """Submits a run unless a job of it lives already; returns Slurm's id of the job.
 
     Args:
       job: the run; its rendered script is there.
       patience_s: how long an unreachable controller is waited for.
-      after: job that must have ended before, and that this one succeeds.
+      succeeds: job that lives, but is about to leave the run to this one.
       exclude: nodes to avoid.
 
     Raises:
@@ -114,39 +102,25 @@ def submit(
     """
 
     def submitted() -> str | None:
-        jobs = queued(job, patience_s=patience_s)
-        living = [each.id for each in jobs if each.lives and each.id != after]
-        return living[-1] if living else None
+        return newest_living(job, patience_s=patience_s, besides=succeeds)
 
     job_id = submitted()
-    if job_id is None:
-        command = [
-            "sbatch",
-            "--parsable",
-            *slurm_script.options(job, again=after is not None, exclude=tuple(exclude)),
-            *([f"--dependency=afterany:{after}"] if after else []),
-            str(pathlib.Path(job.job_dir) / RENDERED / slurm_script.SCRIPT),
-        ]
-        try:
-            said = commands.run(command, patience_s=patience_s, between=submitted)
-        except Refused as error:
-            raise Refused(f"{error}{_advice(str(error))}") from None
-        job_id = said.strip().partition(";")[0]
+    if job_id is not None:
+        return job_id
+    command = [
+        "sbatch",
+        "--parsable",
+        *slurm_script.options(job, again=bool(succeeds), exclude=tuple(exclude)),
+        str(pathlib.Path(job.job_dir) / RENDERED / slurm_script.SCRIPT),
+    ]
+    try:
+        said = commands.run(command, patience_s=patience_s, between=submitted)
+    except Refused as error:
+        raise Refused(f"{error}{_advice(str(error))}") from None
+    job_id = said.strip().partition(";")[0]
     if not job_id.isdecimal():
         raise EngineError(f"sbatch answered {job_id!r}, which is no job id.")
-    _record(job, job_id, after=after)
     return job_id
-
-
-def _record(job: Job, job_id: str, *, after: str | None) -> None:
-    before = Submissions.read(job.job_dir)
-    superseded = before.superseded if before else ()
-    if after is not None and after not in superseded:
-        superseded = (*superseded, after)
-    # An id that Slurm uses again is not the job that had it.
-    superseded = tuple(each for each in superseded if each != job_id)
-    record = Submissions(job_id=job_id, superseded=superseded)
-    replace_file(pathlib.Path(job.job_dir) / FILE, text=record.to_json())
 
 
 def _advice(message: str) -> str:

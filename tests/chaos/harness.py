@@ -8,6 +8,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import socket
 import subprocess
 import sys
 import time
@@ -102,7 +103,8 @@ class FakeRun:
     def environ(self) -> dict[str, str]:
         state = self.folder / "state"
         state.mkdir(parents=True, exist_ok=True)
-        (self.folder / "kernel.log").touch()
+        for index in range(_hosts(self.spec)):
+            self.kernel_log(index).touch()
         return {
             **os.environ,
             "PYTHONPATH": str(REPOSITORY),
@@ -110,8 +112,12 @@ class FakeRun:
             "LOCKSTEP_STATE": str(state),
             "LOCKSTEP_LOCAL_DEVICES": str(self.devices),
             "LOCKSTEP_MIN_RUN_S": "0",
-            "LOCKSTEP_KERNEL_LOG": str(self.folder / "kernel.log"),
+            "LOCKSTEP_KERNEL_LOG": str(self.folder / "kernel-{host}.log"),
         }
+
+    def kernel_log(self, index: int) -> pathlib.Path:
+        """The kernel's log of a host of this machine."""
+        return self.folder / f"kernel-{socket.gethostname()}-{index}.log"
 
     def journal(self) -> list[JournalEntry]:
         return Journal(self.folder).entries()
@@ -222,6 +228,10 @@ def fake_run(
         **(spec or {}),
     )
     return FakeRun(folder, made, steps)
+
+
+def _hosts(spec: JobSpec) -> int:
+    return (spec.resources.max_hosts or spec.resources.hosts) + spec.recovery.spares
 
 
 def _kill_tree(pid: int) -> None:

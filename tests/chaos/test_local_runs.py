@@ -13,18 +13,18 @@ from launch.run_status import RunState
 from launch.spec import OnLoss, Priority, Resources, Secret, SecretForm, Topology, Workload
 
 
-def sicken(run, device: str = "PCI:0000:01:00") -> None:
-    """The kernel's log of the hosts gets an Xid."""
-    with (run.folder / "kernel.log").open("a") as file:
-        file.write(f"NVRM: Xid ({device}): 79, GPU has fallen off the bus.\n")
+def sicken(run, *hosts: int) -> None:
+    """The kernel's log of hosts gets an Xid, all in one instant."""
+    for index in hosts:
+        with run.kernel_log(index).open("a") as file:
+            file.write("NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.\n")
 
 
 def test_a_broken_device_moves_the_run_to_a_spare(chaos):
     run = chaos(hosts=2, spares=1, steps=200, step_s=0.03)
     process = run.start()
     run.wait_for_step(20)
-    # All hosts here read one log; the first to report is replaced.
-    sicken(run)
+    sicken(run, 1)
     run.wait_for(lambda: run.events("recovered"))
     decided = run.events("decided")[0].details
     assert decided["action"] == "replace", run.story()
@@ -38,13 +38,36 @@ def test_a_broken_device_moves_the_run_to_a_spare(chaos):
     run.check_end()
 
 
+def test_a_twentieth_of_all_hosts_at_once_is_one_incident(chaos):
+    run = chaos(hosts=20, spares=1, steps=100, step_s=0.05)
+    process = run.start()
+    run.wait_for_step(5)
+    sicken(run, 7)
+    assert process.wait(90) == 0, run.story()
+    assert [e.details["action"] for e in run.events("decided")] == ["replace", "done"]
+    run.check_end()
+
+
+def test_several_hosts_at_once_need_one_recovery(chaos):
+    run = chaos(hosts=4, spares=2, steps=300, step_s=0.03)
+    process = run.start()
+    run.wait_for_step(20)
+    sicken(run, 1, 2)
+    assert process.wait(90) == 0, run.story()
+    decided = run.events("decided")
+    assert len(decided) <= 3, "one decision for both, or one for each that was heard of too late"
+    excluded = {host for entry in decided for host in entry.details["exclude"]}
+    assert excluded == {run.kernel_log(n).stem.removeprefix("kernel-") for n in (1, 2)}
+    run.check_end()
+
+
 def test_without_a_spare_an_elastic_run_goes_on_smaller(chaos):
     run = chaos(hosts=3, steps=200, step_s=0.03, recovery={"on_loss": OnLoss.SHRINK})
     resources = Resources(accelerator="cpu", hosts=3, per_host=1, min_hosts=2)
     run.spec = dataclasses.replace(run.spec, resources=resources)
     process = run.start()
     run.wait_for_step(20)
-    sicken(run)
+    sicken(run, 1)
     assert process.wait(60) == 0, run.story()
     assert [len(entry.details["hosts"]) for entry in run.events("attempt_planned")] == [3, 2]
     run.check_end()
@@ -54,7 +77,7 @@ def test_one_machine_without_anything_else_is_held(chaos):
     run = chaos(hosts=1, steps=400, step_s=0.03)
     process = run.start()
     run.wait_for_step(20)
-    sicken(run)
+    sicken(run, 0)
     assert process.wait(60) == ExitCode.HOLD, run.story()
     assert run.status().state is RunState.HELD
     assert "Xid 79" in run.status().next_action

@@ -56,8 +56,3 @@ def test_a_run_that_has_just_ended_is_waited_for(run, held, name):
     held(name)
     Local().submit(run.job)
     run.wait_for(lambda: done(run))
-
-
-def test_looking_at_a_run_keeps_no_supervisor_from_starting(run, held):
-    held("supervisor.lock")
-    Local().gang(run.job)

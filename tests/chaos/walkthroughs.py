@@ -35,7 +35,7 @@ def broken_device(folder: pathlib.Path) -> FakeRun:
     run = fake_run(folder, hosts=2, spares=1, steps=200, step_s=0.03)
     process = run.start()
     run.wait_for_step(20)
-    sicken(run)
+    sicken(run, 0)
     assert process.wait(60) == 0
     return run
 
@@ -153,7 +153,9 @@ def main() -> None:
             sections.append(section(scene, folder))
     with running(pathlib.Path(tempfile.mkdtemp(prefix="lockstep-slurm-"))) as lab:
         os.environ["PATH"] = f"{lab.user_bin}{os.pathsep}{os.environ['PATH']}"
-        sections += [section(scene, lab.shared / scene.__name__, lab) for scene in ON_SLURM]
+        for slurm_scene in ON_SLURM:
+            sections.append(section(slurm_scene, lab.shared / slurm_scene.__name__, lab))
+            lab.reset()
     page = PAGE.read_text()
     assert BLOCK.search(page)
     text = "\n".join(sections)

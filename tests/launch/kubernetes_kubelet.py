@@ -10,14 +10,13 @@ import os
 import pathlib
 import re
 import signal
-import socket
 import subprocess
 import time
 from typing import Any
 
 from tests.launch.kubernetes_jobs import expanded
 from tests.launch.kubernetes_server import ApiServer
-from tests.launch.pods import PATIENCE_S, descendants
+from tests.launch.pods import PATIENCE_S, free_port, kill_container
 
 Object = dict[str, Any]
 
@@ -34,9 +33,7 @@ class Kubelet:
     def __init__(self, server: ApiServer, name: str, folder: pathlib.Path) -> None:
         self._server, self._name, self._folder = server, name, folder
         self._secrets: dict[str, dict[str, str]] = {}
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self._port = probe.getsockname()[1]
+        self._port = free_port()
         self.pods: dict[str, subprocess.Popen[bytes]] = {}
         self.restarts = self.counted = self._made = 0
         self.actions: list[str] = []
@@ -83,17 +80,7 @@ class Kubelet:
             try:
                 process.wait(PATIENCE_S)
             except subprocess.TimeoutExpired:
-                self.kill(process)
-
-    @staticmethod
-    def kill(process: subprocess.Popen[bytes]) -> None:
-        """Ends a container with all that is in it."""
-        for child in [*descendants(process.pid), process.pid]:
-            try:
-                os.kill(child, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        process.wait()
+                kill_container(process)
 
     def output(self, pod: str) -> str:
         """Returns what a pod has written, over all restarts."""

@@ -1,9 +1,11 @@
 """Pods of a set as processes of this machine, with the variables that Kubernetes gives them."""
 
+import contextlib
 import dataclasses
 import json
 import os
 import pathlib
+import random
 import signal
 import socket
 import subprocess
@@ -28,9 +30,7 @@ class Pods:
         """Nothing is started yet; ``program`` runs instead of the module launch.pod."""
         self.job, self.folder = job, folder
         self._program = tuple(program) or (sys.executable, "-m", "launch.pod")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self._port = probe.getsockname()[1]
+        self._port = free_port()
         (folder / "config").mkdir(parents=True)
         (folder / "config" / "job.json").write_text(job.to_json())
         self.processes: list[subprocess.Popen[bytes]] = []
@@ -75,12 +75,7 @@ class Pods:
     def end(self) -> None:
         """Ends what is left, with all that it has started."""
         for process in self.processes:
-            for child in [*descendants(process.pid), process.pid]:
-                try:
-                    os.kill(child, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
-            process.wait()
+            kill_container(process)
 
     def output_path(self, index: int) -> pathlib.Path:
         return self.folder / f"pod{index}.out"
@@ -100,6 +95,25 @@ class Pods:
         while not what():
             assert time.monotonic() < until, f"not in time; {[self.output(0)]}"
             time.sleep(0.02)
+
+
+def free_port() -> int:
+    """Returns a port that nobody listens at, none of those that the kernel gives to others."""
+    while True:
+        port = random.randrange(10_000, 19_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
+def kill_container(process: subprocess.Popen[bytes]) -> None:
+    """Ends a pod with all that is in it, the first process first: it would start others again."""
+    for pid in [process.pid, *descendants(process.pid)]:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    process.wait()
 
 
 def descendants(pid: int) -> list[int]:

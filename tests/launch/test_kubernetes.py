@@ -32,12 +32,9 @@ def cluster(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 
 @pytest.fixture
-def job(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Job:
-    namespace = "research"
-    if "cluster" in request.fixturenames:
-        namespace = request.getfixturevalue("cluster").namespace
+def job(cluster: Cluster, tmp_path: pathlib.Path) -> Job:
     spec = jobs.spec(
-        kubernetes=KubernetesOptions(namespace=namespace, queue="research"),
+        kubernetes=KubernetesOptions(namespace=cluster.namespace, queue="research"),
         runtime=Runtime(grace_s=1.0),  # type: ignore[arg-type]
     )
     return jobs.job(spec, job_dir=str(tmp_path / "job"))

@@ -1,5 +1,6 @@
 """What an API server can do wrong, and what it keeps: against the small server only."""
 
+import io
 import pathlib
 import sys
 from collections.abc import Iterator
@@ -10,7 +11,9 @@ from launch.engines import kubernetes as engine_module
 from launch.engines import kubernetes_names as names
 from launch.engines.engine import EngineError, EngineState
 from launch.engines.kubernetes import Kubernetes
-from launch.spec import Job, KubernetesOptions, Runtime
+from launch.pod_output import Output
+from launch.run_status import RunState, RunStatus
+from launch.spec import Job, Runtime
 from tests.launch import kubernetes_clusters as clusters
 from tests.launch import kubernetes_jobs as jobs
 from tests.launch.kubernetes_clusters import Fake
@@ -28,14 +31,8 @@ def fake(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ap
 
 
 @pytest.fixture
-def job(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Job:
-    namespace = "research"
-    if "cluster" in request.fixturenames:
-        namespace = request.getfixturevalue("cluster").namespace
-    spec = jobs.spec(
-        kubernetes=KubernetesOptions(namespace=namespace, queue="research"),
-        runtime=Runtime(grace_s=1.0),  # type: ignore[arg-type]
-    )
+def job(tmp_path: pathlib.Path) -> Job:
+    spec = jobs.spec(runtime=Runtime(grace_s=1.0))  # type: ignore[arg-type]
     return jobs.job(spec, job_dir=str(tmp_path / "job"))
 
 
@@ -71,6 +68,42 @@ def test_logs_begin_with_the_pod_that_failed_first(fake: ApiServer, job: Job) ->
     assert order == sorted(order)
     assert "exit code 64" in text.splitlines()[0]
     assert "ümläut" in text
+
+
+def test_what_the_first_pod_says_of_the_run_is_kept_here(fake: ApiServer, job: Job) -> None:
+    pathlib.Path(job.job_dir).mkdir()
+    Kubernetes().submit(job)
+    shown = io.BytesIO()
+    status = RunStatus(
+        run_id=job.run_id,
+        state=RunState.RUNNING,
+        attempt=3,
+        time=5.0,
+        pid=7,
+        supervisor_host="p",
+        step=12,
+    )
+    Output(shown).show_status(status)
+    for index in range(2):
+        name = f"{RUN}-host-0-{index}-abcde"
+        labels = {names.RUN_LABEL: RUN}
+        found = clusters.pod(name, labels=labels, status=clusters.running())
+        found["metadata"]["namespace"] = "research"
+        fake.put(found)
+        fake.logs[name] = "step 11\n"
+    Kubernetes().standing(job)
+    assert RunStatus.read(job.job_dir) is None
+    fake.logs[f"{RUN}-host-0-0-abcde"] += shown.getvalue().decode()
+    Kubernetes().standing(job)
+    assert RunStatus.read(job.job_dir) == status
+    fake.logs.clear()
+    assert Kubernetes().standing(job).state is not EngineState.UNKNOWN
+    assert RunStatus.read(job.job_dir) == status
+
+
+def test_without_pods_there_are_no_logs(fake: ApiServer, job: Job) -> None:
+    Kubernetes().submit(job)
+    assert Kubernetes().logs(job) is None
 
 
 def test_logs_that_are_in_the_jobs_folder_are_read_there(job: Job) -> None:

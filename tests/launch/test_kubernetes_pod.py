@@ -14,6 +14,7 @@ from launch.engines import kubernetes_objects, kubernetes_pod
 from launch.engines.kubernetes import Kubernetes
 from launch.spec import (
     Job,
+    KubernetesOptions,
     Resources,
     Spot,
     SpotUse,
@@ -22,6 +23,7 @@ from launch.spec import (
     Workload,
 )
 from tests.launch import kubernetes_jobs as jobs
+from tests.launch import kubernetes_schemas as schemas
 from tests.launch.kubernetes_specs import RACKS, SIXTEEN, SPECS, child, container, jobset, pod
 
 
@@ -86,6 +88,18 @@ def test_spot_is_a_toleration_and_where_required_a_selector(
     found = pod(jobs.spec(spot=Spot(use=use)))
     assert any(t["key"] == names.CAPACITY_LABEL for t in found["tolerations"]) == tolerated
     assert (found["nodeSelector"].get(names.CAPACITY_LABEL) == names.SPOT) == selected
+
+
+def test_excluded_nodes_are_asked_for_by_name() -> None:
+    spec = jobs.spec(kubernetes=KubernetesOptions(exclude=("n1", "n2", "n1")))
+    assert schemas.problems(jobset(spec)) == []
+    rule = pod(spec)["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    ((term,),) = rule.values()
+    assert [(f["key"], f["operator"], f["values"]) for f in term["matchFields"]] == [
+        ("metadata.name", "NotIn", ["n1"]),
+        ("metadata.name", "NotIn", ["n2"]),
+    ]
+    assert "affinity" not in pod(jobs.spec())
 
 
 def test_a_lost_node_is_left_after_seconds_not_minutes() -> None:

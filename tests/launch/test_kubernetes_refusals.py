@@ -61,6 +61,7 @@ CLAIM = KubernetesOptions(volume_claim="runs")
             "label",
         ),
         ({"kubernetes": KubernetesOptions(rack_label="my rack")}, "rack_label", "label"),
+        ({"kubernetes": KubernetesOptions(exclude=("a b",))}, "kubernetes.exclude", "'a b'"),
         (
             {"kubernetes": KubernetesOptions(resources={"rdma/ib": "many"})},
             "'many' of 'rdma/ib'",

@@ -13,6 +13,8 @@ import pytest
 from launch.engines import kubernetes_names as names
 from launch.engines.kubernetes import Kubernetes
 from launch.journal import Journal
+from launch.pod_output import last_status
+from launch.run_status import RunState
 from launch.spec import (
     Checkpoint,
     Job,
@@ -28,7 +30,7 @@ from launch.spec import (
 from tests.launch import kubernetes_jobs as jobs
 from tests.launch.kubernetes_kubelet import Kubelet
 from tests.launch.kubernetes_server import ApiServer
-from tests.launch.pods import described
+from tests.launch.pods import described, kill_container
 
 SHOW = "import json, os; print(json.dumps(dict(os.environ)), flush=True)\n"
 PLACE = """
@@ -60,7 +62,7 @@ def submitted(server: ApiServer, tmp_path: pathlib.Path) -> Iterator[Any]:
     yield submit
     for kubelet in kubelets:
         for process in kubelet.pods.values():
-            kubelet.kill(process)
+            kill_container(process)
 
 
 def made(program: str, folder: pathlib.Path, *, env: dict[str, str], **changes: Any) -> Job:
@@ -112,7 +114,7 @@ def test_a_lost_pod_brings_new_pods_and_the_next_attempt(
 def kill_when_up(kubelet: Kubelet, folder: pathlib.Path, *, attempt: int, pod: str) -> None:
     kubelet.start()
     wait_until_up(folder, attempt)
-    kubelet.kill(kubelet.pods[pod])
+    kill_container(kubelet.pods[pod])
 
 
 def wait_until_up(folder: pathlib.Path, attempt: int) -> None:
@@ -168,10 +170,13 @@ def test_without_a_shared_folder_numbers_still_grow(submitted: Any, tmp_path: pa
         assert time.monotonic() < until
         time.sleep(0.02)
     first = {int(path.name.split(".")[1]) for path in tmp_path.glob("up.*")}
-    kubelet.kill(kubelet.pods["0-1"])
+    kill_container(kubelet.pods["0-1"])
     (tmp_path / "again").touch()
     assert kubelet.run_on() == "Completed"
     numbers = {int(path.name.split(".")[1]) for path in tmp_path.glob("up.*")}
     assert len(first) == 1
     assert len(numbers) == 2
+    status = last_status(kubelet.output("0-0"))
+    assert status is not None
+    assert (status.state, status.attempt) == (RunState.DONE, max(numbers))
     assert max(numbers) > max(first) > 1_700_000_000

@@ -122,9 +122,7 @@ def test_when_a_pod_dies_the_others_end_for_new_ones(
     watchdog = Watchdog(lost_after_s=2.0, beat_s=0.5)  # type: ignore[arg-type]
     run = started(WAIT + "time.sleep(60)", recovery=Recovery(watchdog=watchdog))
     run.wait_for(lambda: len(list(tmp_path.glob("up.*"))) == 2)
-    victim = run.processes[index]
-    for child in [*pods.descendants(victim.pid), victim.pid]:
-        os.kill(child, signal.SIGKILL)
+    pods.kill_container(run.processes[index])
     codes = run.codes()
     assert codes[index] == -signal.SIGKILL
     assert codes[1 - index] == ExitCode.INFRASTRUCTURE
@@ -374,7 +372,7 @@ def test_a_lost_node_that_is_given_again_is_trusted_and_a_broken_one_is_not(
     journal = Journal(tmp_path)
     for cause, host in (("HostLost", "n1"), ("Unhealthy", "n2")):
         journal.append("attempt_planned", attempt=1, hosts=[host])
-        journal.append("attempt_ended", attempt=1, reason=reason(cause, host), banned=True)
+        journal.append("attempt_ended", attempt=1, reason=reason(cause, host), banned=[host])
         journal.append("decided", attempt=1, exclude=[host], action="requeue")
     pod.note_incarnation(journal, place=PodPlace.read(place(), job=EIGHT))
     (entry,) = (e for e in journal.entries() if e.event == "readmitted")

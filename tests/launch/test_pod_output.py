@@ -1,11 +1,14 @@
 """What a container shows is what its processes wrote, line by line, and why it ended."""
 
+import dataclasses
 import io
 import pathlib
 
 import pytest
 
-from launch.pod_output import Output
+from launch.orders import RankState
+from launch.pod_output import Output, last_status
+from launch.run_status import RunState, RunStatus
 
 
 @pytest.fixture
@@ -80,6 +83,28 @@ def test_why_it_ended_is_where_the_kubelet_reads_it(
     output.say("HostLost on node-7: silent" + "." * 5000)
     assert shown.getvalue().startswith(b"lockstep: HostLost on node-7")
     assert len((tmp_path / "termination-log").read_text()) < 4096
+
+
+STATUS = RunStatus(
+    run_id="a", state=RunState.RUNNING, attempt=3, time=5.0, pid=7, supervisor_host="p", step=12
+)
+
+
+def test_the_newest_status_is_found_among_other_lines(output: Output, shown: io.BytesIO) -> None:
+    output.show_status(STATUS)
+    newer = dataclasses.replace(STATUS, step=13)
+    output.show_status(newer)
+    shown.write(b'rank 0 says\nlockstep-status: {"version": 1, "run_')
+    assert last_status(shown.getvalue().decode()) == newer
+    assert last_status("lockstep: no status here") is None
+
+
+def test_a_status_is_short_whatever_the_number_of_processes(
+    output: Output, shown: io.BytesIO
+) -> None:
+    state = RankState(rank=0, host="n", phase=None, step=1, saved_step=None, loss=None, idle_s=0.0)
+    output.show_status(dataclasses.replace(STATUS, ranks=(state,) * 4096))
+    assert len(shown.getvalue()) < 2000
 
 
 def test_a_place_that_cannot_be_written_changes_nothing(shown: io.BytesIO) -> None:

@@ -121,23 +121,33 @@ def test_the_first_decision_for_each_code():
 
 
 def test_a_lost_host_is_replaced_by_a_spare():
-    decision = after(85, banned=True, spares=1)
+    decision = after(85, banned=["a"], spares=1)
     assert (decision.action, decision.exclude) == (Action.REPLACE, ("a",))
 
 
 def test_a_lost_host_without_a_spare_queues_again_without_it():
-    decision = after(85, banned=True)
+    decision = after(85, banned=["a"])
     assert (decision.action, decision.exclude) == (Action.REQUEUE, ("a",))
+
+
+def test_several_lost_hosts_need_as_many_spares():
+    lost = ["a", "b"]
+    assert after(85, banned=lost, spares=2).action is Action.REPLACE
+    decision = after(85, banned=lost, spares=1)
+    assert (decision.action, decision.exclude) == (Action.REQUEUE, ("a", "b"))
+    spec = spec_of(min_hosts=2, on_loss=OnLoss.SHRINK)
+    assert after(85, spec=spec, banned=lost).action is Action.SHRINK
+    assert after(85, spec=spec, banned=[*lost, "c"]).action is Action.REQUEUE
 
 
 def test_an_elastic_run_goes_on_smaller_down_to_its_least():
     spec = spec_of(min_hosts=3, on_loss=OnLoss.SHRINK)
-    assert after(85, spec=spec, banned=True).action is Action.SHRINK
-    assert after(85, spec=spec, banned=True, hosts=3).action is Action.REQUEUE
+    assert after(85, spec=spec, banned=["a"]).action is Action.SHRINK
+    assert after(85, spec=spec, banned=["a"], hosts=3).action is Action.REQUEUE
 
 
 def test_a_broken_host_without_any_other_is_held():
-    decision = after(85, banned=True, elsewhere=False)
+    decision = after(85, banned=["a"], elsewhere=False)
     assert (decision.action, decision.code) == (Action.HOLD, ExitCode.HOLD)
 
 
@@ -224,7 +234,7 @@ def test_budgets_hold_whatever_happens(reasons, banned, spares, shrink, elsewher
     )
     story = Story()
     for reason in reasons:
-        story.attempt(reason, banned=banned and bool(reason.host))
+        story.attempt(reason, banned=[reason.host] if banned and reason.host else [])
         before = story.history
         decision = story.decide(spec, spares=spares, elsewhere=elsewhere)
         assert decide(before, spec=spec, spares=spares, hosts=4, elsewhere=elsewhere) == decision

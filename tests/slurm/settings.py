@@ -11,7 +11,7 @@ from tests.slurm.machines import Machine
 CPUS = 16
 GPUS = 8
 GRACE_S = 10
-SLURMD_TIMEOUT_S = 10
+SLURMD_TIMEOUT_S = 15
 KILL_WAIT_S = 2
 
 

@@ -24,7 +24,7 @@ def test_a_gang_waits_for_all_its_hosts_and_takes_none_before(slurm: Lab, new_ru
     run.submit()
     wait_until(lambda: run.show("Reason") in ("Resources", "Priority"), what="a reason")
     assert run.standing().state is EngineState.QUEUED
-    assert run.show("NodeList") == "(null)"
+    assert run.show("NodeList") in ("", "(null)")
     slurm.run(["scancel", other.stdout.strip()])
     assert run.wait_for_end() == 0, run.story()
 
@@ -77,7 +77,7 @@ def test_a_dead_supervisor_has_a_successor_in_the_same_allocation(slurm: Lab, ne
 
 
 def test_a_lost_controller_does_not_disturb_a_run(slurm: Lab, new_run) -> None:
-    run = new_run(steps=400, faults=["kill@240:1"])
+    run = new_run(steps=220, faults=["kill@200:1"])
     run.submit()
     run.wait_for_step(5)
     slurm.wait_until_saved()

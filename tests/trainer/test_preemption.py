@@ -91,6 +91,18 @@ def test_signals_before_joining_and_second_signals_leave_at_once():
     assert left[1].startswith("a second SIGTERM")
 
 
+def test_under_a_launcher_a_second_signal_does_not_cost_the_save():
+    """Slurm signals every process of a job, and the agent passes its own on."""
+    left = []
+    preemption = Preemption(left.append, launched=True)
+    preemption.connect(Alone())
+    preemption.received()
+    preemption.received()
+    while not preemption.reached():
+        pass
+    assert left == []
+
+
 def test_asking_before_joining_is_a_programming_error():
     with pytest.raises(RuntimeError, match="join the run first"):
         Preemption(print).reached()
