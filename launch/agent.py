@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from launch import fabric, ranks, secret_values, state_dirs
 from launch.contract import Environment
-from launch.exit_codes import ExitCode
+from launch.exit_codes import ExitCode, of_system
 from launch.health import Finding, Health
 from launch.lines import LineReader, Splitter
 from launch.orders import Command, Event, EventKind, Orders, Place, Verb
@@ -46,7 +46,7 @@ class HostAgent:
         self.job, self.orders, self.host = job, orders, host
         self._emit_event = emit
         self._places = [place for place in orders.places if place.host == host]
-        self._folder = state_dirs.host_folder(job.run_id, host=host)
+        self._folder: pathlib.Path | None = None
         self._secrets = secret_values.NONE
         self._secrets_folder: pathlib.Path | None = None
         self._ranks: dict[int, RankProcess] = {}
@@ -65,22 +65,29 @@ class HostAgent:
 
     def start(self) -> None:
         """Ends what an earlier agent left here, and starts the processes."""
+        try:
+            self._start()
+        except secret_values.SecretError as error:
+            self._refuse(error, code=ExitCode.CONFIGURATION)
+        except OSError as error:  # no room, or a folder that is somebody else's
+            self.kill()
+            self._ranks.clear()
+            self._refuse(error, code=of_system(error))
+
+    def _start(self) -> None:
+        spec = self.job.spec
+        self._folder = state_dirs.host_folder(self.job.run_id, host=self.host)
         ranks.end_leftovers(self._folder / _PIDS)
         self._health = Health(folder=self.job.job_dir, host=self.host)
-        spec = self.job.spec
-        try:
-            if spec.secrets:
-                self._secrets_folder = state_dirs.secrets_folder(self.job.run_id, host=self.host)
-                self._secrets = secret_values.read(spec.secrets, folder=self._secrets_folder)
-        except secret_values.SecretError as error:
-            self._refuse(error)
-            return
+        if spec.secrets:
+            self._secrets_folder = state_dirs.secrets_folder(self.job.run_id, host=self.host)
+            self._secrets = secret_values.read(spec.secrets, folder=self._secrets_folder)
         limits = Limits.of(spec)
         for place in self._places:
             log = attempt_folder(self.job, self.orders.attempt) / "logs" / f"rank{place.rank}.log"
             rank = RankProcess(
                 place,
-                environment=self._environment(place),
+                environment=self._environment(place, state_dir=self._folder),
                 limits=limits,
                 log=log,
                 hide=self._secrets.hide,
@@ -146,7 +153,8 @@ class HostAgent:
         """Says that all is over, and removes secrets."""
         if self._secrets_folder is not None:
             shutil.rmtree(self._secrets_folder, ignore_errors=True)
-        (self._folder / _PIDS).unlink(missing_ok=True)
+        if self._folder is not None:
+            (self._folder / _PIDS).unlink(missing_ok=True)
         self._emit(EventKind.DONE)
 
     def _look_for_stuck(self) -> None:
@@ -163,8 +171,8 @@ class HostAgent:
     def _unhealthy(self, finding: Finding) -> None:
         self._emit(EventKind.UNHEALTHY, message=finding.message, drain=finding.drain)
 
-    def _refuse(self, error: Exception) -> None:
-        """No process is started: each of them has ended with the configuration's fault."""
+    def _refuse(self, error: Exception, *, code: ExitCode) -> None:
+        """No process is started: each of them has ended with that fault."""
         self._emit(EventKind.READY)
         self._emit_exits(
             [
@@ -173,7 +181,7 @@ class HostAgent:
                     rank=place.rank,
                     host=self.host,
                     pid=0,
-                    code=ExitCode.CONFIGURATION,
+                    code=code,
                     cause=type(error).__name__,
                     message=str(error),
                     time=time.time(),
@@ -214,7 +222,7 @@ class HostAgent:
         )
         self._emit_event(event)
 
-    def _environment(self, place: Place) -> Environment:
+    def _environment(self, place: Place, *, state_dir: pathlib.Path) -> Environment:
         spec, orders = self.job.spec, self.orders
         host = next(host for host in orders.hosts if host.name == place.host)
         return Environment(
@@ -223,7 +231,7 @@ class HostAgent:
             coordinator=orders.coordinator,
             num_processes=len(orders.places),
             process_id=place.rank,
-            state_dir=str(self._folder),
+            state_dir=str(state_dir),
             local_devices=place.devices,
             host_id=place.host,
             failure_domain=host.failure_domain,

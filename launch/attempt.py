@@ -27,6 +27,7 @@ _STACKS_S = 6.0
 _ENDED_S = 15.0
 _LEFT_S = 10.0
 _MISSED_BEATS = 2.5
+_CLOCK_S = 10.0
 _LEFT_BROKEN_S = 2.0
 
 
@@ -122,7 +123,10 @@ class AttemptRun:
         """Runs the attempt to its end."""
         began = time.monotonic()
         self._heard = dict.fromkeys(self._hosts, began)
-        processes = self._gang.start(self._orders)
+        try:
+            processes = self._gang.start(self._orders)
+        except OSError as error:
+            return Outcome(reason=classify.not_started(error, attempt=self._orders.attempt))
         each = len(processes) == len(self._hosts)
         with selectors.DefaultSelector() as selector:
             for process, host in itertools.zip_longest(processes, self._hosts if each else ()):
@@ -181,6 +185,7 @@ class AttemptRun:
         match event.kind:
             case EventKind.READY:
                 self._ready[event.host] = time.time()
+                self._check_clock(event)
             case EventKind.EXITED:
                 for ended in event.exits:
                     self._exited(ended)
@@ -198,6 +203,13 @@ class AttemptRun:
                 self._unhealthy(event)
             case EventKind.DONE:
                 self._over.add(event.host)
+
+    def _check_clock(self, event: Event) -> None:
+        """Times of hosts are compared to find a first cause; what is heard is at most late."""
+        ahead = event.time - time.time()
+        if abs(ahead) > _CLOCK_S:
+            message = f"its clock is {abs(ahead):.0f} s {'ahead' if ahead > 0 else 'behind'}"
+            self._note("unhealthy", host=event.host, message=message)
 
     def _saw(self, state: RankState, at: float) -> None:
         self._states[state.rank] = state

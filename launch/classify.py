@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from launch import stacks
-from launch.exit_codes import ExitCode, ending
+from launch.exit_codes import ExitCode, ending, of_system
 from launch.orders import RankState
 from launch.records import RankExit, Reason
 
@@ -82,6 +82,18 @@ def reason(evidence: Evidence) -> Reason:
     if len(exits) == evidence.ranks:
         return _of_exit(exits[-1], evidence)
     return _without_word(evidence)
+
+
+def not_started(error: OSError, *, attempt: int) -> Reason:
+    """Returns why an attempt ended that had no agent: no interpreter, or no room for its log."""
+    fault = Fault(
+        code=of_system(error),
+        host="",
+        cause=type(error).__name__,
+        message=f"the agents cannot be started: {error}",
+        time=time.time(),
+    )
+    return reason(Evidence(attempt=attempt, ranks=0, exits={}, faults=[fault]))
 
 
 def culprit(states: Mapping[int, RankState], texts: Mapping[int, str]) -> tuple[int | None, str]:

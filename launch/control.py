@@ -8,7 +8,7 @@ import enum
 import pathlib
 from typing import Self
 
-from launch.records import Schema, replace_file
+from launch.records import ContractError, Schema, replace_file
 
 FILE = "control.json"
 
@@ -37,8 +37,11 @@ class Control(Schema):
 
     @classmethod
     def read(cls, job_dir: str) -> Self | None:
-        """Returns what was asked last; None where nothing was."""
-        return cls.read_file(pathlib.Path(job_dir) / FILE)
+        """Returns what was asked last; None where nothing was, or nothing that can be read."""
+        try:
+            return cls.read_file(pathlib.Path(job_dir) / FILE)
+        except ContractError:
+            return None  # a torn wish must not end a run
 
     def write(self, job_dir: str) -> None:
         """Asks; replaces what was asked before."""

@@ -5,6 +5,7 @@ Part of the contract: imports the standard library only; import it through launc
 
 import dataclasses
 import enum
+import errno
 from collections.abc import Mapping
 
 
@@ -59,6 +60,10 @@ class Ending:
     action: str
 
 
+_PASSES = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE)
+"""What a host may lack for a while only."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
 _ENDINGS: Mapping[int, Ending] = {
     ExitCode.DONE: Ending(RetryClass.DONE, "the run is complete", "nothing"),
     ExitCode.CONFIGURATION: Ending(
@@ -101,6 +106,14 @@ _ENDINGS: Mapping[int, Ending] = {
     ),
     ExitCode.INTERRUPTED: Ending(RetryClass.USER, "interrupted from the keyboard", "nothing"),
 }
+
+
+def of_system(error: Exception, *, otherwise: ExitCode = ExitCode.HOLD) -> ExitCode:
+    """Returns the code of what the operating system refused: for want of memory, room, a file."""
+    number = error.errno if isinstance(error, OSError) else None
+    if number in _PASSES:
+        return ExitCode.INFRASTRUCTURE
+    return ExitCode.HOLD if number in _FULL else otherwise
 
 
 def ending(code: int) -> Ending:

@@ -28,7 +28,7 @@ class Journal:
         A torn line, which a writer that was killed has left, gets an end of its own first.
 
         Raises:
-          OSError: the line is not there: the disk is full, or the folder is gone.
+          OSError: there was no room for all of it; a torn line counts for nothing.
         """
         entry = JournalEntry(time=time.time(), event=event, attempt=attempt, details=details)
         self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -16,6 +16,7 @@ from launch.journal import Journal
 
 _PAUSE_S = 1.0
 _FUTILE = 3
+_SOON_S = 60.0
 _CRASHED = 1
 """Exit code of Python after an exception that nobody caught."""
 
@@ -23,7 +24,8 @@ _CRASHED = 1
 def keep(job_dir: str) -> int:
     """Runs supervisors of a job folder until one ends by itself; returns its exit code.
 
-    Gives up after three in a row that added nothing to the journal.
+    Gives up after three in a row that added nothing to the journal, or that failed at once: what
+    no supervisor survives is for a person.
     """
     journal = Journal(job_dir)
     child: subprocess.Popen[bytes] | None = None
@@ -38,12 +40,13 @@ def keep(job_dir: str) -> int:
         signal.signal(number, pass_on)
     futile = 0
     while True:
-        before = len(journal.entries())
+        before, began = len(journal.entries()), time.monotonic()
         child = subprocess.Popen([sys.executable, "-m", "launch.supervisor", "--job_dir", job_dir])
         code = child.wait()
         if code >= 0 and code != _CRASHED:
             return code
-        futile = 0 if len(journal.entries()) > before + 1 else futile + 1
+        at_once = code == _CRASHED and time.monotonic() - began < _SOON_S
+        futile = 0 if len(journal.entries()) > before + 1 and not at_once else futile + 1
         if futile >= _FUTILE:
             return 128 - code if code < 0 else code
         time.sleep(_PAUSE_S * futile)

@@ -17,10 +17,18 @@ from collections.abc import Callable, Mapping, Sequence
 
 from launch import stacks
 from launch.contract import Environment
-from launch.exit_codes import ExitCode
+from launch.exit_codes import ExitCode, of_system
 from launch.orders import Place, RankState
 from launch.process_identity import started
-from launch.records import ContractError, Progress, RankExit, exit_path, progress_path, stacks_path
+from launch.records import (
+    ContractError,
+    Progress,
+    RankExit,
+    exit_path,
+    progress_path,
+    replace_file,
+    stacks_path,
+)
 from launch.watchdog import Limits, Watch
 
 _LIBC = ctypes.CDLL(None)
@@ -92,7 +100,8 @@ class RankProcess:
                 )
         except (OSError, ValueError) as error:
             message = self._hide(f"{command[0]} cannot be started: {error}")
-            self.ended = self._exit(ExitCode.CONFIGURATION, type(error).__name__, message)
+            code = of_system(error, otherwise=ExitCode.CONFIGURATION)
+            self.ended = self._exit(code, type(error).__name__, message)
 
     def poll(self) -> RankExit | None:
         """Returns how it ended, once; None while it runs, and afterwards."""
@@ -114,7 +123,7 @@ class RankProcess:
 
     def kill(self) -> None:
         """Ends the process and everything in its group."""
-        if self._process is not None and self.ended is None:  # else its number may be another's
+        if self._process is not None and self.ended is None:  # later the number is others'
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
@@ -232,24 +241,44 @@ class RankProcess:
 
 def living(path: pathlib.Path) -> list[int]:
     """Returns process ids that a file of pids and start times names and that still are those."""
-    try:
-        lines = path.read_text().splitlines()
-    except FileNotFoundError:
-        return []
-    pairs = (line.split() for line in lines)
-    return [int(pid) for pid, start in pairs if started(int(pid)) == int(start)]
+    return [pid for pid, start in _recorded(path) if started(pid) == start]
 
 
 def end_leftovers(path: pathlib.Path) -> None:
-    """Kills the process groups of what `living` finds."""
-    for pid in living(path):
+    """Kills the process groups of what `living` finds, and of ranks that left theirs behind.
+
+    A rank dies with its agent, but what the rank had started does not.
+    """
+    gone = [pid for pid, _ in _recorded(path) if started(pid) is None]
+    for group in (*living(path), *_orphaned(gone, state_dir=path.parent)):
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)
+            os.killpg(group, signal.SIGKILL)
+
+
+def _recorded(path: pathlib.Path) -> list[tuple[int, int]]:
+    try:
+        text = path.read_text(errors="replace")
+    except FileNotFoundError:
+        return []
+    pairs = re.findall(r"^(\d+) (\d+)$", text, re.ASCII | re.MULTILINE)
+    return [(int(pid), int(start)) for pid, start in pairs]
+
+
+def _orphaned(groups: Sequence[int], *, state_dir: pathlib.Path) -> set[int]:
+    """Returns those of the groups that still have processes, started by ranks of this folder."""
+    mark = f"LAUNCH_STATE_DIR={state_dir}".encode()
+    found = set()
+    for folder in pathlib.Path("/proc").glob("[0-9]*") if groups else ():
+        with contextlib.suppress(OSError):  # it has ended meanwhile, or is somebody else's
+            group = os.getpgid(int(folder.name))
+            if group in groups and mark in (folder / "environ").read_bytes().split(b"\0"):
+                found.add(group)
+    return found
 
 
 def write_pids(path: pathlib.Path, pids: Sequence[int]) -> None:
     """Writes what `living` reads."""
-    path.write_text("".join(f"{pid} {started(pid) or 0}\n" for pid in pids if pid))
+    replace_file(path, text="".join(f"{pid} {started(pid) or 0}\n" for pid in pids if pid))
 
 
 def _die_with_parent() -> None:

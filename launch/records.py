@@ -301,5 +301,9 @@ def stacks_path(state_dir: str, *, rank: int) -> pathlib.Path:
 def replace_file(path: pathlib.Path, *, text: str) -> None:
     """Writes a file so that a reader sees the old or the new text, never a part."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)  # what is full must not get fuller
+        raise

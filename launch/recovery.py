@@ -129,7 +129,7 @@ class History:
         if entry.event in ("done", "failed", "held", "stopped"):
             return dataclasses.replace(self, final=details["code"], undecided=False)
         if entry.event == "resumed":
-            return dataclasses.replace(self, final=None, incidents=(), stalled=0)
+            return dataclasses.replace(self, final=None, incidents=(), stalled=0, undecided=False)
         return self
 
     def avoided(self, *, now: float, for_s: float) -> tuple[str, ...]:

@@ -5,11 +5,12 @@ Standard library only.
 
 import dataclasses
 import enum
+import errno
 import pathlib
 from typing import Self
 
 from launch.orders import RankState
-from launch.records import Phase, Reason, Schema, replace_file
+from launch.records import ContractError, Phase, Reason, Schema, replace_file
 
 FILE = "status.json"
 
@@ -30,6 +31,15 @@ class RunState(enum.StrEnum):
     def is_final(self) -> bool:
         """Whether nothing more happens by itself."""
         return self in (RunState.DONE, RunState.STOPPED, RunState.HELD, RunState.FAILED)
+
+
+FINAL = {
+    "done": RunState.DONE,
+    "failed": RunState.FAILED,
+    "held": RunState.HELD,
+    "stopped": RunState.STOPPED,
+}
+"""Event with which a run ends -> how it ended."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,9 +86,16 @@ class RunStatus(Schema):
 
     @classmethod
     def read(cls, job_dir: str) -> Self | None:
-        """Returns the newest; None before the first."""
-        return cls.read_file(pathlib.Path(job_dir) / FILE)
+        """Returns the newest; None before the first, and where a crash of the machine tore it."""
+        try:
+            return cls.read_file(pathlib.Path(job_dir) / FILE)
+        except ContractError:
+            return None  # the journal knows how the run stands, and this is written again
 
     def write(self, job_dir: str) -> None:
-        """Replaces the file."""
-        replace_file(pathlib.Path(job_dir) / FILE, text=self.to_json())
+        """Replaces the file; where there is no room, the next beat tells it."""
+        try:
+            replace_file(pathlib.Path(job_dir) / FILE, text=self.to_json())
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise  # a full disk ends no run before something has to be saved

@@ -1,11 +1,12 @@
 """How a run stands, for people and for machines: ``status``."""
 
 import dataclasses
+import pathlib
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from launch import story
+from launch import run_status, story
 from launch.console import ago, clock, table
 from launch.engines.engine import Engine, EngineError, EngineState, Standing, engine_named
 from launch.journal import Journal
@@ -118,11 +119,16 @@ def look(job: Job, *, standing: Standing) -> RunView:
     recovered = next((e for e in reversed(entries) if e.event == "recovered"), None)
     return RunView(
         job=job,
-        status=RunStatus.read(job.job_dir),
+        status=_status(job.job_dir),
         standing=standing,
         now=time.time(),
         recovered=recovered,
     )
+
+
+def _status(job_dir: str) -> RunStatus | None:
+    """People are told of one that cannot be read; all others do without it."""
+    return RunStatus.read_file(pathlib.Path(job_dir) / run_status.FILE)
 
 
 def engine_of(job: Job) -> Engine:
@@ -193,7 +199,7 @@ def _entry(entry: RunEntry, index: RunIndex) -> dict[str, Any]:
         "job_dir": entry.job_dir,
     }
     try:
-        job, status = index.find(entry.run_id), RunStatus.read(entry.job_dir)
+        job, status = index.find(entry.run_id), _status(entry.job_dir)
         state = _quick_state(job, status)
     except (UnknownRunError, ContractError, EngineError) as error:
         status, state = None, "unknown"

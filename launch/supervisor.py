@@ -27,7 +27,7 @@ from launch.orders import Orders, RankState
 from launch.placement import Cast
 from launch.records import JournalEntry, Phase, Reason, replace_file
 from launch.recovery import Action, Decision, History, decide
-from launch.run_status import RunState, RunStatus
+from launch.run_status import FINAL, RunState, RunStatus
 from launch.spec import Job
 from launch.timeline import Stamps, recovery_timeline, stamped
 
@@ -66,7 +66,7 @@ class Supervisor:
         """Runs to the end of the run, or of the allocation; returns the exit code."""
         self._replay()
         if self._history.final is not None:
-            return self._history.final
+            return self._ended_before()
         self._note("supervisor_started", pid=os.getpid(), host=socket.gethostname())
         self._gang.end(timeout_s=self._job.spec.runtime.grace_s + _LEFTOVERS_S)
         try:
@@ -223,14 +223,20 @@ class Supervisor:
         self._at_most = None
         self._holds_allocation = False
 
+    def _ended_before(self) -> int:
+        """The end is in the journal; whoever wrote it may have died before the status told."""
+        last = next(e for e in reversed(self._journal.entries()) if e.event in FINAL)
+        self._tell_end(last.event, **last.details)
+        return int(last.details["code"])
+
     def _finish(self, event: str, *, code: int, why: str) -> None:
         self._note(event, code=int(code), why=why)
-        states = {"done": RunState.DONE, "failed": RunState.FAILED, "held": RunState.HELD}
-        resume = (
-            "" if event == "done" else f"; then: python -m launch.main resume {self._job.run_id}"
-        )
-        self._next_action = f"{why}{resume}"
-        self._write_status(states[event], code=code)
+        self._tell_end(event, code=code, why=why)
+
+    def _tell_end(self, event: str, *, code: int, why: str) -> None:
+        resume = f"; then: python -m launch.main resume {self._job.run_id}"
+        self._next_action = why if event == "done" else f"{why}{resume}"
+        self._write_status(FINAL[event], code=code)
 
     def _stop(self, why: str, reason: Reason | None) -> None:
         self._note("stopped", code=int(ExitCode.PREEMPTED), why=why)

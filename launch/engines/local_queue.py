@@ -100,10 +100,19 @@ class LocalQueue:
             return self._grant(base, ask)
 
     def wanted_by(self, run: str) -> str | None:
-        """Returns the run that wants this one's devices; None while nobody does."""
-        with self._transaction() as base:
-            row = base.execute("SELECT wanted_by FROM claims WHERE run = ?", (run,)).fetchone()
-        return (row["wanted_by"] or None) if row else None
+        """Returns the run that wants this one's devices; None while nobody does.
+
+        Never waits for a writer that is stuck: whoever asks with every beat must not be, too.
+        """
+        try:
+            with contextlib.closing(sqlite3.connect(self._path, timeout=0.0)) as base:
+                query = "SELECT wanted_by FROM claims WHERE run = ?"
+                row = base.execute(query, (run,)).fetchone()
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
+                raise
+            return None
+        return (row[0] or None) if row else None
 
     def leave(self, run: str) -> None:
         """Gives devices, or the place in line, up."""
@@ -127,7 +136,8 @@ class LocalQueue:
             try:
                 yield base
             except BaseException:
-                base.execute("ROLLBACK")
+                if base.in_transaction:  # a full disk has ended it already
+                    base.execute("ROLLBACK")
                 raise
             base.execute("COMMIT")
         finally:

@@ -153,7 +153,9 @@ def main() -> None:
             sections.append(section(scene, folder))
     with running(pathlib.Path(tempfile.mkdtemp(prefix="lockstep-slurm-"))) as lab:
         os.environ["PATH"] = f"{lab.user_bin}{os.pathsep}{os.environ['PATH']}"
-        sections += [section(scene, lab.shared / scene.__name__, lab) for scene in ON_SLURM]
+        for slurm_scene in ON_SLURM:
+            sections.append(section(slurm_scene, lab.shared / slurm_scene.__name__, lab))
+            lab.reset()
     page = PAGE.read_text()
     assert BLOCK.search(page)
     text = "\n".join(sections)

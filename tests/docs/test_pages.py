@@ -146,3 +146,10 @@ def test_every_page_with_examples_is_run_by_a_test():
     }
     elsewhere = {"configuration", "checkpoints", "kubernetes", "slurm"}
     assert ours <= found <= ours | elsewhere
+
+
+@pytest.mark.parametrize("page", sorted((REPOSITORY / "docs").glob("*.md")), ids=lambda p: p.stem)
+def test_configurations_that_a_page_names_exist(page):
+    named = re.findall(r"configs/[\w/]+\.(?:gin|yaml)", page.read_text())
+    missing = {name for name in named if not (REPOSITORY / name).exists()}
+    assert missing <= {"configs/models/tny.gin"}, "a misspelt name that an example is about"

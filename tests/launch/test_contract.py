@@ -1,8 +1,11 @@
 """The border between launcher and trainer reads back, and says what is wrong with what does not."""
 
+import errno
 import json
+import pathlib
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -210,6 +213,17 @@ def test_a_replaced_file_is_whole_and_leaves_nothing_beside_it(tmp_path):
         contract.replace_file(path, text=text)
         assert path.read_text() == text
     assert [file.name for file in tmp_path.iterdir()] == ["rank3.json"]
+
+
+def test_a_file_that_cannot_be_replaced_stays_and_leaves_nothing_beside_it(tmp_path, monkeypatch):
+    path = tmp_path / "status.json"
+    contract.replace_file(path, text="one")
+    full = OSError(errno.ENOSPC, "full")
+    monkeypatch.setattr(pathlib.Path, "replace", mock.Mock(side_effect=full))
+    with pytest.raises(OSError, match="full"):
+        contract.replace_file(path, text="two")
+    assert path.read_text() == "one"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_the_contract_imports_the_standard_library_only():

@@ -1,4 +1,4 @@
-"""A line of the journal is there as a whole, or whoever wrote it hears that it is not."""
+"""A line of the journal is whole or counts for nothing, whatever happens to its writer."""
 
 import os
 import pathlib
@@ -6,30 +6,46 @@ import pathlib
 import pytest
 
 from launch.journal import Journal
+from launch.records import ContractError
 
 
-def test_lines_come_back_as_they_were_written(tmp_path: pathlib.Path) -> None:
-    journal = Journal(tmp_path / "new")
-    written = [journal.append("decided", attempt=n, why=f"line\n{n} \u2028") for n in range(3)]
-    assert journal.entries() == written
+@pytest.fixture
+def journal(tmp_path: pathlib.Path) -> Journal:
+    made = Journal(tmp_path)
+    made.append("first", attempt=1)
+    return made
 
 
-@pytest.mark.parametrize("torn", [b'{"version": 1, "ti', b"\xff\xfe", b"[" * 100_000])
-def test_a_torn_line_hides_no_other(tmp_path: pathlib.Path, torn: bytes) -> None:
-    journal = Journal(tmp_path)
-    first = journal.append("allocated", attempt=1)
+def events(journal: Journal) -> list[str]:
+    return [entry.event for entry in journal.entries()]
+
+
+@pytest.mark.parametrize(
+    "torn",
+    [b'{"version": 1, "ti', b"\xff\xfe\n", b"\n\n", b"[" * 100_000, b"9" * 5000, b"\0" * 4096],
+)
+def test_what_is_no_line_counts_for_nothing(journal: Journal, torn: bytes) -> None:
     with journal.path.open("ab") as file:
         file.write(torn)
-    assert journal.entries() == [first]
-    second = journal.append("done", attempt=1)
-    assert journal.entries() == [first, second]
+    journal.append("second", attempt=1)
+    assert events(journal) == ["first", "second"]
 
 
-def test_a_line_that_is_only_half_on_a_full_disk_is_an_error(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kept", [0, 1, 20])
+def test_a_line_without_room_is_an_error_and_no_line(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, kept: int
 ) -> None:
-    journal, write = Journal(tmp_path), os.write
-    monkeypatch.setattr("os.write", lambda file, data: write(file, data[: len(data) // 2]))
-    with pytest.raises(OSError, match="No space left"):
-        journal.append("done", attempt=1)
-    assert journal.entries() == []
+    write = os.write
+    with monkeypatch.context() as full:
+        full.setattr("os.write", lambda file, data: write(file, data[:kept]))
+        with pytest.raises(OSError, match="No space left"):
+            journal.append("lost", attempt=1)
+    journal.append("second", attempt=1)
+    assert events(journal) == ["first", "second"]
+
+
+def test_a_line_of_another_version_is_named(journal: Journal) -> None:
+    with journal.path.open("a") as file:
+        file.write('{"version": 2}\n')
+    with pytest.raises(ContractError, match=r"journal.jsonl:2 has version 2"):
+        journal.entries()

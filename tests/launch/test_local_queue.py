@@ -1,9 +1,11 @@
 """This machine's devices: all or none, never too many, in order, and never lost with a holder."""
 
 import concurrent.futures
+import contextlib
 import multiprocessing
 import os
 import pathlib
+import sqlite3
 import subprocess
 import sys
 import time
@@ -139,6 +141,23 @@ def test_a_thousand_attempts_at_once_are_never_partial_and_never_too_many(tmp_pa
     for taken, left in zip(lines[::2], lines[1::2], strict=True):
         assert taken[1:] == left[1:], "two held at a time"
     assert LocalQueue(path, capacity=8).line() == []
+
+
+def test_a_writer_that_is_stuck_holds_up_nobody_who_runs(queue, tmp_path):
+    queue.ask(ask("one", 8))
+    with contextlib.closing(sqlite3.connect(tmp_path / "queue.sqlite")) as stuck:
+        stuck.execute("BEGIN EXCLUSIVE")
+        assert queue.wanted_by("one") is None
+
+
+def test_a_full_disk_is_named(queue, monkeypatch):
+    def full(base: sqlite3.Connection) -> None:
+        base.execute("ROLLBACK")  # as SQLite does
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(queue, "_reclaim", full)
+    with pytest.raises(sqlite3.OperationalError, match="disk is full"):
+        queue.ask(ask("one", 8))
 
 
 def test_the_file_survives_a_kill_in_the_middle(queue, tmp_path):

@@ -336,6 +336,8 @@ def test_a_damaged_status_is_said_and_does_not_hide_the_other_runs(door: Door) -
     (entry,) = door.json("status")["runs"]
     assert entry["state"] == "unknown"
     assert "is not JSON" in entry["problem"]
+    assert "is cancelled" in door("cancel", run_id)
+    assert door.json("resume", run_id)["done"] == "resume"
 
 
 def test_cancel_asks_the_supervisor_where_there_is_one_else_the_engine(door: Door) -> None:

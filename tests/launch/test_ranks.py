@@ -2,12 +2,16 @@
 
 import dataclasses
 import json
+import os
 import pathlib
+import signal
+import subprocess
 import time
 from collections.abc import Callable
 
 import pytest
 
+from launch import process_identity, ranks
 from launch.contract import Environment, RankExit, exit_path, progress_path
 from launch.orders import Place
 from launch.ranks import RankProcess
@@ -156,17 +160,48 @@ def test_a_record_of_another_end_is_not_believed(
     assert (told.code, told.cause) == (7, "ExitCode")
 
 
-def test_what_has_ended_is_not_killed_again_as_its_number_may_be_anothers(
+def test_half_a_secret_at_the_edge_of_the_log_is_not_told(started: Made) -> None:
+    lines = "printf 'Error: tok-4711\\n'; head -c 32760 /dev/zero | tr '\\0' ' '; exit 7"
+    assert "4711" not in ended(started(lines)).message
+
+
+def test_what_a_rank_had_started_ends_with_the_next_look_at_its_group(
+    started: Made, tmp_path: pathlib.Path
+) -> None:
+    rank = started(f"sleep 600 & echo $! > {tmp_path}/child; exec sleep 600")
+    until_written(tmp_path / "child")
+    child = int((tmp_path / "child").read_text())
+    pids = tmp_path / "pids"
+    ranks.write_pids(pids, [rank.pid])
+    os.kill(rank.pid, signal.SIGKILL)
+    os.waitpid(rank.pid, 0)
+    assert ranks.living(pids) == []
+    other = subprocess.Popen(["sleep", "600"], process_group=0)
+    try:
+        pids.write_text(f"{pids.read_text()}{other.pid} 1\n")
+        ranks.end_leftovers(pids)
+        until(lambda: process_identity.started(child) is None)
+        assert other.poll() is None, "its number was used again, by somebody else"
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_a_rank_that_has_ended_is_not_killed_again(
     started: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rank = started("exit 0")
     ended(rank)
-    killed: list[int] = []
-    monkeypatch.setattr("os.killpg", lambda group, number: killed.append(group))
+    monkeypatch.setattr("os.killpg", lambda *_: pytest.fail("its number may be somebody else's"))
     rank.kill()
-    assert killed == []
 
 
-def test_half_a_secret_at_the_edge_of_the_log_is_not_told(started: Made) -> None:
-    lines = "printf 'Error: tok-4711\\n'; head -c 32760 /dev/zero | tr '\\0' ' '; exit 7"
-    assert "4711" not in ended(started(lines)).message
+def until(what: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def until_written(path: pathlib.Path) -> None:
+    until(lambda: path.exists() and path.read_text().endswith("\n"))

@@ -255,6 +255,23 @@ def test_budgets_hold_whatever_happens(reasons, banned, spares, shrink, elsewher
 
 
 @given(st.lists(REASONS, min_size=1, max_size=20), st.data())
+def test_a_person_may_resume_after_any_line_of_the_journal(reasons, data):
+    story, spec = Story(), spec_of()
+    for reason in reasons:
+        story.attempt(reason)
+        story.decide(spec)
+    story.entries = story.entries[: data.draw(st.integers(1, len(story.entries)))]
+    story.write("resumed", story.history.attempt)
+    assert story.history.final is None
+    if story.history.open:
+        story.write("attempt_ended", story.history.attempt, reason=dataclasses.asdict(reasons[0]))
+    if story.history.undecided:
+        assert story.decide(spec).action in Action
+    story.attempt(reasons[0])
+    assert story.decide(spec).action in Action
+
+
+@given(st.lists(REASONS, min_size=1, max_size=20), st.data())
 def test_a_journal_cut_anywhere_is_a_history(reasons, data):
     story, spec = Story(), spec_of(budgets=Budgets(no_progress=100, same_step=100))
     for reason in reasons:

@@ -158,7 +158,11 @@ class Lab:
 
     def _power_cycle(self, name: str) -> None:
         self.power_off(name)
+        # Gives up at once what ran there, instead of asking for it again and again.
+        update = ["scontrol", "update", f"nodename={name}"]
+        self.run([*update, "state=down", "reason=power"], check=False)
         self.power_on(name)
+        self.run([*update, "state=resume"], check=False)
 
     def wait_for_nodes(self) -> None:
         """Returns when every node is idle or busy; resumes what is drained or down."""

@@ -18,8 +18,8 @@ from tests.slurm.lab import Lab, wait_until
 # Longer silences than in tests on one machine: srun, four slurmd and the ranks share two cores.
 WATCHDOG = Watchdog(
     step_factor=5.0,
-    step_min_s=Seconds(2.0),
-    step_max_s=Seconds(4.0),
+    step_min_s=Seconds(5.0),  # a lost host is noticed before its peers are stuck
+    step_max_s=Seconds(8.0),
     beat_s=Seconds(0.5),
     lost_after_s=Seconds(3.0),
 )

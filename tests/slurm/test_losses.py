@@ -21,7 +21,7 @@ def hosts(run: SlurmRun, attempt: int) -> list[str]:
 def test_a_host_that_lost_its_power_is_excluded_from_the_next_allocation(
     slurm: Lab, new_run
 ) -> None:
-    run = new_run(steps=200)
+    run = new_run(steps=60)
     run.submit()
     run.wait_for_step(12)
     lost = run.rank_host(1)
@@ -41,7 +41,7 @@ def test_a_host_that_lost_its_power_is_excluded_from_the_next_allocation(
 
 
 def test_a_spare_takes_the_place_of_a_host_whose_link_is_cut(slurm: Lab, new_run) -> None:
-    run = new_run(steps=240, recovery={"spares": 1})
+    run = new_run(steps=60, recovery={"spares": 1})
     run.submit()
     run.wait_for_step(12)
     before = hosts(run, 1)
@@ -55,7 +55,7 @@ def test_a_spare_takes_the_place_of_a_host_whose_link_is_cut(slurm: Lab, new_run
 
 
 def test_a_run_goes_on_smaller_in_what_is_left_of_its_allocation(slurm: Lab, new_run) -> None:
-    run = new_run(steps=200, resources={"min_hosts": 2}, recovery={"on_loss": OnLoss.SHRINK})
+    run = new_run(steps=60, resources={"min_hosts": 2}, recovery={"on_loss": OnLoss.SHRINK})
     run.submit()
     run.wait_for_step(12)
     before = hosts(run, 1)
@@ -77,6 +77,7 @@ def test_a_cut_off_writer_never_counts_and_the_run_survives_its_batch_host(
     assert run.show("BatchHost") == batch_host
     stop_all(slurm, batch_host, "launch.agent", "launch.supervisor")  # nobody ends the writer
     slurm.cut(batch_host)
+    slurm.run(["scontrol", "update", f"nodename={batch_host}", "state=down", "reason=cut off"])
     run.wait_for(lambda: any(entry.attempt > 1 for entry in run.events("attempt_running")))
     (run.folder / "thaw").touch()  # it had checked before; it publishes now
     root = open_root(str(run.folder / layout.CHECKPOINTS))
@@ -88,7 +89,7 @@ def test_a_cut_off_writer_never_counts_and_the_run_survives_its_batch_host(
 
 
 def test_a_supervisor_that_is_cut_off_blames_nobody(slurm: Lab, new_run) -> None:
-    run = new_run(steps=300)
+    run = new_run(steps=60)
     run.submit()
     run.wait_for_step(12)
     batch_host = run.rank_host(0)
@@ -113,7 +114,7 @@ def stop_all(slurm: Lab, name: str, *modules: str) -> None:
 def test_an_urgent_job_gets_the_hosts_after_a_save_and_the_run_comes_back(
     slurm: Lab, new_run
 ) -> None:
-    run = new_run(hosts=4, steps=300, faults=["kill@280:1:2"])
+    run = new_run(hosts=4, steps=60)
     run.submit()
     run.wait_for_step(12)
     urgent = slurm.run(
@@ -137,7 +138,7 @@ def state(slurm: Lab, job_id: str) -> str:
 def test_a_job_that_slurm_itself_requeues_goes_on_with_the_next_attempt(
     slurm: Lab, new_run
 ) -> None:
-    run = new_run(steps=200)
+    run = new_run(steps=60)
     run.submit()
     run.wait_for_step(12)
     (job_id,) = run.job_ids()
@@ -161,7 +162,7 @@ def start_now(slurm: Lab, run: SlurmRun, job_id: str) -> None:
 
 
 def test_a_superseded_job_that_slurm_starts_again_leaves_the_run_alone(slurm: Lab, new_run) -> None:
-    run = new_run(hosts=2, steps=600)
+    run = new_run(hosts=2, steps=4000)
     run.submit()
     run.wait_for_step(12)
     lost = run.rank_host(1)

@@ -77,7 +77,7 @@ def test_a_dead_supervisor_has_a_successor_in_the_same_allocation(slurm: Lab, ne
 
 
 def test_a_lost_controller_does_not_disturb_a_run(slurm: Lab, new_run) -> None:
-    run = new_run(steps=400, faults=["kill@240:1"])
+    run = new_run(steps=220, faults=["kill@200:1"])
     run.submit()
     run.wait_for_step(5)
     slurm.wait_until_saved()
