@@ -129,10 +129,11 @@ def _living(queued: QueuedJob) -> Standing:
     if queued.state != "PENDING":
         return Standing(state=EngineState.RUNNING, engine_id=queued.id, detail=f"on {queued.nodes}")
     held = queued.reason.startswith(_HELD)
+    reason = "for Slurm to look at it" if queued.reason == "None" else queued.reason
     return Standing(
         state=EngineState.HELD if held else EngineState.QUEUED,
         engine_id=queued.id,
-        detail=f"{'held' if held else 'waits'}: {queued.reason}",
+        detail=f"{'held' if held else 'waits'}: {reason}",
     )
 
 

@@ -51,8 +51,8 @@ def down(lab: Lab) -> int:
 
 
 def env(lab: Lab) -> int:
-    """Prints what makes a shell use it, as an ordinary user."""
-    print(f"export PATH={lab.user_bin}:$PATH")
+    """Prints what makes a shell use it, as root, who owns what launch.main writes there."""
+    print(f"export PATH={lab.bin}:$PATH   # {lab.user_bin}: the same as user nobody")
     return 0
 
 
