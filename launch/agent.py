@@ -78,7 +78,8 @@ class HostAgent:
         spec = self.job.spec
         self._folder = state_dirs.host_folder(self.job.run_id, host=self.host)
         ranks.end_leftovers(self._folder / _PIDS)
-        self._health = Health(folder=self.job.job_dir, host=self.host)
+        gpus = fabric.is_gpu(spec.resources.accelerator)
+        self._health = Health(folder=self.job.job_dir, host=self.host, gpus=gpus)
         if spec.secrets:
             self._secrets_folder = state_dirs.secrets_folder(self.job.run_id, host=self.host)
             self._secrets = secret_values.read(spec.secrets, folder=self._secrets_folder)

@@ -332,9 +332,12 @@ class AttemptRun:
 
     def _close(self) -> None:
         for channel in self._channels:
-            # Whoever carries the lines of a lost host, too, would wait for it for minutes.
-            clean = self._killed_at is None and not self._faults
-            channel.close(timeout_s=_LEFT_S if clean else _LEFT_BROKEN_S)
+            channel.hang_up()
+        # Whoever carries the lines of a lost host, too, would wait for it for minutes.
+        clean = self._killed_at is None and not self._faults
+        until = time.monotonic() + (_LEFT_S if clean else _LEFT_BROKEN_S)
+        for channel in self._channels:
+            channel.close(timeout_s=max(0.0, until - time.monotonic()))
 
     def _outcome(self) -> Outcome:
         evidence = Evidence(

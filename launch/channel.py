@@ -46,10 +46,13 @@ class Channel:
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             self._unsent = self._unsent[os.write(self._stdin.fileno(), self._unsent) :]
 
-    def close(self, *, timeout_s: float) -> None:
-        """Has the process end, by closing its stdin first."""
+    def hang_up(self) -> None:
+        """Closes its stdin, on which the process ends."""
         with contextlib.suppress(BrokenPipeError, BlockingIOError):
             self._stdin.close()
+
+    def close(self, *, timeout_s: float) -> None:
+        """Waits for the process after `hang_up`, and kills it where that is not enough."""
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:

@@ -1,8 +1,8 @@
 """What launcher and trainer know of one another: environment, exit codes, files.
 
 Imports the standard library only and starts in milliseconds; anyone may import it. Everything that
-crosses the border between the two has its name, its type and its version here (the exit codes and
-the files in two modules beside it). Names of variables, exit codes and fields are a public
+crosses the border between the two has its name, its type and its version here (exit codes,
+findings and files in modules beside it). Names of variables, exit codes and fields are a public
 interface: they are added to, not changed.
 """
 
@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 from launch.exit_codes import Ending, ExitCode, RetryClass, ending
+from launch.findings import Finding, Verdict
 from launch.process_identity import kernel, started
 from launch.records import (
     STACKS_SIGNAL,
@@ -38,6 +39,7 @@ __all__ = [
     "Ending",
     "Environment",
     "ExitCode",
+    "Finding",
     "JournalEntry",
     "Phase",
     "Progress",
@@ -46,6 +48,7 @@ __all__ = [
     "RetryClass",
     "RunRecord",
     "Schema",
+    "Verdict",
     "ending",
     "exit_path",
     "kernel",

@@ -1,4 +1,7 @@
-"""What the checks before a submission found, as lines for people and as one JSON object."""
+"""What the checks before a submission found, as lines for people and as one JSON object.
+
+Findings are part of the contract: the trainer's own check prints them as JSON.
+"""
 
 import dataclasses
 import enum
@@ -21,7 +24,7 @@ class Finding:
     """What was found out about one matter.
 
     Attributes:
-      about: spec, engine, code, configuration, mesh, data, checkpoint, secrets, ...
+      about: spec, engine, code, configuration, mesh, batch, data, checkpoint, secrets, ...
       verdict: what it means.
       message: for people; with file and line where it is about the job file.
     """

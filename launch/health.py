@@ -52,16 +52,17 @@ class Finding:
 class Health:
     """Checks of one host; `check` never waits and says each thing once."""
 
-    def __init__(self, *, folder: str, host: str = "") -> None:
+    def __init__(self, *, folder: str, host: str, gpus: bool) -> None:
         """Begins to listen.
 
         Args:
           folder: a folder whose disk must not be full.
           host: name of this host.
+          gpus: whether the run uses them; a host without a driver is well enough for others.
         """
         self._folder = folder
         self._log = _KernelLog(host)
-        self._smi = _Smi() if shutil.which("nvidia-smi") else None
+        self._smi = _Smi() if gpus and shutil.which("nvidia-smi") else None
         self._disk_at = 0.0
         self._said: set[str] = set()
 

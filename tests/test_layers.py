@@ -19,7 +19,13 @@ ALLOWED = {
     "launch": set(),
     "benchmarks": {"trainer", "models", "partitioning", "input_pipeline", "launch"},
 }
-CONTRACT = {"launch.contract", "launch.exit_codes", "launch.process_identity", "launch.records"}
+CONTRACT = {
+    "launch.contract",
+    "launch.exit_codes",
+    "launch.findings",
+    "launch.process_identity",
+    "launch.records",
+}
 """Importable by all, and importing the standard library only."""
 
 ON_HOSTS = ("agent", "supervisor", "keeper", "pod", "control", "journal", "run_status", "status")

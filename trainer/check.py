@@ -16,10 +16,10 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from launch.contract import ExitCode
+from launch.contract import ExitCode, Finding, Verdict
 from trainer import standard_streams
 from trainer.config_parser import rewrite_arguments
-from trainer.readiness import Directory, Finding, Verdict, examine
+from trainer.readiness import Directory, examine
 
 # Flags of its own: trainer.main defines some of the same names, and both are imported by tests.
 FLAGS = flags.FlagValues()

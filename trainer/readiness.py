@@ -4,7 +4,6 @@ Everything is looked at, also after something was wrong, so that all of it is to
 """
 
 import dataclasses
-import enum
 import pathlib
 import queue
 import threading
@@ -15,6 +14,7 @@ from input_pipeline.corpus import find_files
 from input_pipeline.data_config import JsonLines, TextFiles, TokenizerFile, TokenShards
 from input_pipeline.manifest import Manifest
 from input_pipeline.token_store import StoreRecord
+from launch.contract import Finding, Verdict
 from trainer.checkpoints.root import Root, open_root
 from trainer.config import LoadedConfig, load
 from trainer.config_errors import ConfigError
@@ -31,30 +31,6 @@ from trainer.size_checks import (
 )
 
 DIRECTORY_S = 20.0
-
-
-class Verdict(enum.StrEnum):
-    """What a finding means; INFO is neither good nor bad."""
-
-    OK = "ok"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Finding:
-    """What was found out about one matter.
-
-    Attributes:
-      about: configuration, mesh, batch, model, pipeline, data, checkpoint or memory.
-      verdict: what it means.
-      message: for people.
-    """
-
-    about: str
-    verdict: Verdict
-    message: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from launch.attempt import AttemptRun, Stop
+from launch.channel import Channel
 from launch.exit_codes import ExitCode
 from launch.orders import Host, Orders, Place
 from launch.spec import (
@@ -25,7 +26,7 @@ from launch.spec import (
 )
 
 AGENT = pathlib.Path(__file__).with_name("scripted_agent.py")
-READY = 'say {"kind": "ready", "host": "HOST", "pids": {}}'
+READY = 'say {"kind": "ready", "host": "HOST"}'
 DONE = 'say {"kind": "done", "host": "HOST"}'
 
 
@@ -115,6 +116,20 @@ def exited(rank: int, code: int, **more: object) -> str:
 def test_all_done_is_done():
     outcome = Attempt([READY, exited(0, 0), DONE], [READY, exited(1, 0), DONE]).run()
     assert outcome.reason.code == 0
+
+
+def test_agents_end_together_and_not_one_after_the_other(monkeypatch):
+    told: list[str] = []
+    for name in ("hang_up", "close"):
+        method = getattr(Channel, name)
+
+        def noting(channel, *, name=name, method=method, **limits):
+            told.append(name)
+            method(channel, **limits)
+
+        monkeypatch.setattr(Channel, name, noting)
+    Attempt([READY, exited(0, 0), DONE], [READY, exited(1, 0), DONE]).run()
+    assert told == ["hang_up", "hang_up", "close", "close"]
 
 
 def test_what_others_print_between_the_lines_is_no_event():

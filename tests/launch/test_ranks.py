@@ -160,17 +160,6 @@ def test_a_record_of_another_end_is_not_believed(
     assert (told.code, told.cause) == (7, "ExitCode")
 
 
-def test_what_has_ended_is_not_killed_again_as_its_number_may_be_anothers(
-    started: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rank = started("exit 0")
-    ended(rank)
-    killed: list[int] = []
-    monkeypatch.setattr("os.killpg", lambda group, number: killed.append(group))
-    rank.kill()
-    assert killed == []
-
-
 def test_half_a_secret_at_the_edge_of_the_log_is_not_told(started: Made) -> None:
     lines = "printf 'Error: tok-4711\\n'; head -c 32760 /dev/zero | tr '\\0' ' '; exit 7"
     assert "4711" not in ended(started(lines)).message

@@ -11,9 +11,9 @@ import pytest
 
 from input_pipeline.manifest import Manifest
 from input_pipeline.token_store import write_tokens
-from launch.contract import RunRecord
+from launch.contract import Finding, RunRecord, Verdict
 from trainer import check, config, config_record, readiness
-from trainer.readiness import Directory, Finding, Verdict, examine
+from trainer.readiness import Directory, examine
 
 QUICKSTART = ("configs/runs/quickstart.gin",)
 MIXTRAL = ("configs/runs/mixtral_8x7b_64.gin",)

@@ -1,8 +1,8 @@
 """``trainer.check`` looks at directories in object stores, and leaves nothing there."""
 
-from launch.contract import RunRecord
+from launch.contract import RunRecord, Verdict
 from trainer.checkpoints.root import open_root
-from trainer.readiness import Directory, Verdict, examine
+from trainer.readiness import Directory, examine
 
 
 def looked_at(url: str, run_id: str) -> tuple[Verdict, str]:
