@@ -69,12 +69,14 @@ class Incident:
       banned: hosts that must not be used again (lost, or with a broken device).
       excused: it counts against nothing: the engine stopped it, or the supervisor died.
       displaced: the engine wants the allocation back.
+      expired: it does because the allocation's time is up.
     """
 
     reason: Reason
     banned: tuple[str, ...] = ()
     excused: bool = False
     displaced: bool = False
+    expired: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -139,7 +141,7 @@ class History:
     def _ended(self, incident: Incident) -> "History":
         saved = incident.reason.saved_step
         newer = saved is not None and (self.saved_step is None or saved > self.saved_step)
-        counts = not incident.excused and not incident.displaced
+        counts = not incident.excused and (incident.expired or not incident.displaced)
         stalled = 0 if newer else self.stalled + counts
         return dataclasses.replace(
             self,
@@ -170,7 +172,9 @@ def decide(
         return ended
     if incident.displaced:
         why = f"the engine took the hosts back; queues again and goes on from {_step(reason)}"
-        return Decision(action=Action.REQUEUE, why=why)
+        again = Decision(action=Action.REQUEUE, why=why)
+        # An allocation that is too short for a step to be saved stays so.
+        return (_exhausted(history, spec=spec) if incident.expired else None) or again
     if incident.excused:
         return Decision(
             action=Action.RESTART, why=f"{reason.message}; goes on from {_step(reason)}"
@@ -302,4 +306,5 @@ def _incident(details: dict[str, Any]) -> Incident:
         banned=tuple(details.get("banned", ())),
         excused=bool(details.get("excused", False)),
         displaced=bool(details.get("displaced", False)),
+        expired=bool(details.get("expired", False)),
     )

@@ -178,6 +178,7 @@ class Supervisor:
             reason=dataclasses.asdict(reason),
             banned=list(outcome.banned),
             displaced=outcome.displaced and reason.retry is not RetryClass.DONE,
+            expired=outcome.stop is Stop.WALLTIME,
         )
         self._write_reason(reason)
         self._reasons = (*self._reasons, reason)[-_REASONS:]
