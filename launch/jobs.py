@@ -11,6 +11,7 @@ import json
 import os
 import pathlib
 import secrets
+import shlex
 import sys
 import time
 
@@ -153,6 +154,12 @@ def _job(spec: JobSpec, *, trial: int, base: str, code: Snapshot | None, options
     run_id = run_id or given
     spec = _replaced(spec, run_id=run_id, trial=trial)
     job_dir = _job_dir(spec, run_id=run_id, trial=trial, options=options)
+    if other := options.index.elsewhere(run_id, job_dir=job_dir):
+        raise JobError(
+            f"Run {run_id!r} is in {other}; another of that name in {job_dir} would end its "
+            f"processes. Take another --run_id, or --job_dir={shlex.quote(other)} to go on with "
+            "that one; a copy of a run directory is no run of its own."
+        )
     return Job(
         run_id=run_id,
         spec=spec,

@@ -80,6 +80,17 @@ class RunIndex:
                 continue  # written by another version
         return sorted(filter(None, found), key=lambda entry: -entry.submitted)
 
+    def elsewhere(self, run_id: str, *, job_dir: str) -> str | None:
+        """Returns another folder that holds a run of that name; None where there is none."""
+        try:
+            entry = RunEntry.read_file(self._folder / f"{run_id}.json")
+            if entry is None or os.path.realpath(entry.job_dir) == os.path.realpath(job_dir):
+                return None
+            job = Job.read_file(pathlib.Path(entry.job_dir) / JOB_FILE)
+            return entry.job_dir if job is not None and job.run_id == run_id else None
+        except ContractError:
+            return None  # no supervisor can read it, either
+
     def find(self, name: str) -> Job:
         """Returns the job that is meant by a run id, a folder, a run directory or a job.json.
 

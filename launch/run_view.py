@@ -101,7 +101,7 @@ class RunView:
         age = self.now - status.time
         if status.state.is_final:
             return clock(status.time)
-        late = " (its supervisor may be gone)" if age > STALE_S else ""
+        late = " (its supervisor may be gone)" if abs(age) > STALE_S else ""
         return f"{ago(age)} ago by process {status.pid} on {status.supervisor_host}{late}"
 
 
@@ -213,7 +213,7 @@ def _entry(entry: RunEntry, index: RunIndex) -> dict[str, Any]:
 
 
 def _quick_state(job: Job, status: RunStatus | None) -> str:
-    if status is not None and (status.state.is_final or time.time() - status.time < STALE_S):
+    if status is not None and (status.state.is_final or abs(time.time() - status.time) < STALE_S):
         return str(status.state)
     return look(job, standing=engine_of(job).standing(job)).state
 

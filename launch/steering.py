@@ -9,6 +9,7 @@ import time
 from launch.control import Control, Want
 from launch.engines.engine import Engine, EngineState, Standing, SupervisedEngine
 from launch.jobs import user_name
+from launch.run_status import RunStatus
 from launch.spec import Job
 from launch.submission import go_on, supervisor_lives
 
@@ -36,10 +37,12 @@ def drain(job: Job, *, engine: Engine) -> str:
     """Saves and stops a run, which may go on later; returns what was done, for people.
 
     Raises:
-      SteeringError: it has ended already.
+      SteeringError: it has ended or stopped already.
       EngineError: the engine cannot be reached.
     """
-    _alive(job, engine)
+    standing, status = _alive(job, engine), RunStatus.read(job.job_dir)
+    if standing.state is EngineState.HELD and status is not None and status.state.is_final:
+        raise SteeringError(f"{job.run_id} is {status.state} already; nothing was changed.")
     _ask(job, Want.DRAIN)
     if not isinstance(engine, SupervisedEngine):
         engine.cancel(job)

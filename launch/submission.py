@@ -103,7 +103,8 @@ def supervisor_lives(job: Job, *, now: float) -> bool:
     status = RunStatus.read(job.job_dir)
     if status is None or status.state.is_final:
         return False
-    return now - status.time < STALE_S + job.spec.recovery.watchdog.beat_s
+    # A time far ahead was written before the clock was set back.
+    return abs(now - status.time) < STALE_S + job.spec.recovery.watchdog.beat_s
 
 
 def go_on(job: Job, *, engine: Engine, now: float) -> Standing:
@@ -164,10 +165,12 @@ def _wait_for(job: Job, *, engine: Engine, report: Callable[[str], None]) -> int
         if standing.state is EngineState.ENDED:
             report(_line(job, status, standing))
             return int(ExitCode.EXCEPTION) if standing.exit_code is None else standing.exit_code
-        if standing.state is EngineState.UNKNOWN:
+        gone = standing.state is EngineState.HELD and status is not None
+        if standing.state is EngineState.UNKNOWN or gone:
             unknown_since = unknown_since or time.monotonic()
             if time.monotonic() - unknown_since > LOST_S:
-                report(f"{job.run_id}: {job.engine} has not known of this run for {LOST_S:g} s.")
+                known = standing.detail or f"{job.engine} has not known of this run"
+                report(f"{job.run_id}: {known}, for {LOST_S:g} s.")
                 return int(ExitCode.ENGINE_UNREACHABLE)
         else:
             unknown_since, line = None, _line(job, status, standing)

@@ -14,7 +14,7 @@ import subprocess
 import time
 import zlib
 from collections.abc import Sequence
-from typing import IO
+from typing import BinaryIO
 
 from launch import ranks
 from launch.agent import attempt_folder
@@ -31,9 +31,9 @@ from launch.spec import Job, JobSpec, SpotUse
 _CPU_DEVICES = 8
 _FIRST_PORT, _PORTS = 20000, 12000
 _WAIT_S = 0.25
-_LOCK_S = 2.0
 _AGENTS = "agents.pids"
-_LOCK = "supervisor.lock"
+_LOCK, _KEPT = "supervisor.lock", "keeper.lock"
+_LOCK_S, _LEAVES_S = 2.0, 10.0
 _SCRIPT = "supervise.sh"
 
 
@@ -63,11 +63,17 @@ class Local:
         return Rendered(files={_SCRIPT: script}, command=("setsid", "sh", _SCRIPT))
 
     def submit(self, job: Job) -> Standing:
-        """Starts the keeper, apart from this terminal; at once, though it may have to wait."""
-        if self._supervised(job):
+        """Starts the keeper, apart from this terminal; at once, though it may have to wait.
+
+        Those of before have told the end of the run, and may take a moment to leave.
+        """
+        folder = pathlib.Path(job.job_dir)
+        former = _locked(folder / _LOCK, patience_s=_LEAVES_S)
+        lock = _locked(folder / _KEPT, patience_s=_LEAVES_S)
+        if former is None or lock is None:
             return self.standing(job)
-        log = pathlib.Path(job.job_dir) / "supervisor.log"
-        with log.open("ab") as output:
+        former.close()
+        with lock, (folder / "supervisor.log").open("ab") as output:
             process = subprocess.Popen(
                 [job.python, "-m", "launch.keeper", "--job_dir", job.job_dir],
                 cwd=job.code_dir,
@@ -76,6 +82,7 @@ class Local:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                pass_fds=[lock.fileno()],  # the keeper holds the lock for as long as it lives
             )
         return Standing(state=EngineState.QUEUED, engine_id=str(process.pid))
 
@@ -116,11 +123,14 @@ class Local:
         return LocalGang(job)
 
     def _supervised(self, job: Job) -> bool:
-        path = pathlib.Path(job.job_dir) / _LOCK
-        if not path.exists():
-            return False
-        with path.open("ab") as file:
-            return not _locked(file, fcntl.LOCK_SH)
+        """Whether a supervisor lives, or a keeper that is about to start one."""
+        for path in (pathlib.Path(job.job_dir) / name for name in (_KEPT, _LOCK)):
+            if path.exists():
+                lock = _locked(path, patience_s=0.0, kind=fcntl.LOCK_SH)
+                if lock is None:
+                    return True
+                lock.close()
+        return False
 
 
 class LocalGang:
@@ -135,15 +145,13 @@ class LocalGang:
           EngineError: another supervisor of this run lives.
         """
         self._job = job
-        self._lock = (pathlib.Path(job.job_dir) / _LOCK).open("ab")
-        until = time.monotonic() + _LOCK_S
-        while not _locked(self._lock, fcntl.LOCK_EX):  # whoever only looks lets go at once
-            if time.monotonic() > until:
-                raise EngineError(f"Run {job.run_id} already has a supervisor.")
-            time.sleep(_WAIT_S)
+        self._lock = _locked(pathlib.Path(job.job_dir) / _LOCK, patience_s=_LOCK_S)
+        if self._lock is None:
+            raise EngineError(f"Run {job.run_id} already has a supervisor.")
         spec = job.spec
         self._queue = open_queue(spec.resources.accelerator)
-        self._ask = Ask(job.run_id, spec.owner.team, spec.priority, _need(spec))
+        need = _need(spec)
+        self._ask = Ask(job.run_id, spec.owner.team, spec.priority, need, agents=self._pids())
         self._devices: tuple[int, ...] = ()
 
     def waiting(self) -> str | None:
@@ -227,6 +235,23 @@ class LocalGang:
         return pathlib.Path(self._job.job_dir) / _AGENTS
 
 
+def _locked(path: pathlib.Path, *, patience_s: float, kind: int = fcntl.LOCK_EX) -> BinaryIO | None:
+    """Returns a file that is locked until it is closed; None where somebody else holds it.
+
+    Whoever only looks whether it is locked shares it, for an instant.
+    """
+    file, until = path.open("ab"), time.monotonic() + patience_s
+    while True:
+        try:
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
+            return file
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                file.close()
+                return None
+            time.sleep(0.01)
+
+
 def capacity(accelerator: str) -> int:
     """Returns how many accelerators of a kind this machine has.
 
@@ -248,15 +273,6 @@ def open_queue(accelerator: str) -> LocalQueue:
     kind = "cpu" if accelerator == "cpu" else "accelerators"
     path = RunIndex.of(os.environ).home / f"queue-{socket.gethostname()}-{kind}.sqlite"
     return LocalQueue(path, capacity=capacity(accelerator))
-
-
-def _locked(file: IO[bytes], kind: int) -> bool:
-    """Takes a lock, until the file is closed; False where another's keeps it from that."""
-    try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _hosts(spec: JobSpec) -> int:

@@ -2,7 +2,8 @@
 
 A job gets all the devices it asks for or none, in order of priority, then of how little its team
 has used lately, then of arrival. The first in line is never overtaken, so what becomes free stays
-for it. A holder that died gives its devices back at the next look. Standard library only.
+for it. A holder that died gives its devices back at the next look, as soon as nobody whom it had
+started uses them. Standard library only.
 """
 
 import contextlib
@@ -15,6 +16,7 @@ import time
 from collections.abc import Iterator
 
 from launch.process_identity import kernel, started
+from launch.ranks import living
 from launch.spec import Priority
 
 _BUSY_S = 60.0
@@ -25,7 +27,8 @@ _TABLES = """
 CREATE TABLE IF NOT EXISTS claims (
   run TEXT PRIMARY KEY, team TEXT NOT NULL, priority INTEGER NOT NULL, devices INTEGER NOT NULL,
   pid INTEGER NOT NULL, started INTEGER NOT NULL, kernel TEXT NOT NULL, since REAL NOT NULL,
-  granted REAL, held TEXT NOT NULL DEFAULT '', wanted_by TEXT NOT NULL DEFAULT '');
+  granted REAL, held TEXT NOT NULL DEFAULT '', wanted_by TEXT NOT NULL DEFAULT '',
+  agents TEXT NOT NULL DEFAULT '');
 CREATE TABLE IF NOT EXISTS usage (team TEXT PRIMARY KEY, used REAL NOT NULL, at REAL NOT NULL);
 """
 
@@ -39,12 +42,14 @@ class Ask:
       team: whose share it uses.
       priority: who goes first.
       devices: how many, all or none.
+      agents: file of those who use the devices and may outlive the holder (ranks.write_pids).
     """
 
     run: str
     team: str
     priority: Priority
     devices: int
+    agents: pathlib.Path | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +80,9 @@ class LocalQueue:
         with self._transaction() as base:
             for statement in _TABLES.split(";"):
                 base.execute(statement)
+            columns = [row["name"] for row in base.execute("PRAGMA table_info(claims)")]
+            if "agents" not in columns:  # a file of before
+                base.execute("ALTER TABLE claims ADD COLUMN agents TEXT NOT NULL DEFAULT ''")
 
     def ask(self, ask: Ask, *, pid: int | None = None) -> Turn:
         """Stands in line, or looks again; returns devices as soon as it is this job's turn.
@@ -94,9 +102,9 @@ class LocalQueue:
         with self._transaction() as base:
             self._reclaim(base)
             row = base.execute("SELECT held FROM claims WHERE run = ?", (ask.run,)).fetchone()
+            self._stand(base, ask, pid)
             if row is not None and row["held"]:
                 return Turn(_numbers(row["held"]))
-            self._stand(base, ask, pid)
             return self._grant(base, ask)
 
     def wanted_by(self, run: str) -> str | None:
@@ -145,8 +153,9 @@ class LocalQueue:
 
     def _reclaim(self, base: sqlite3.Connection) -> None:
         here = kernel()
-        for row in base.execute("SELECT run, pid, started, kernel FROM claims").fetchall():
-            if row["kernel"] != here or started(row["pid"]) != row["started"]:
+        for row in base.execute("SELECT run, pid, started, kernel, agents FROM claims").fetchall():
+            dead = row["kernel"] != here or started(row["pid"]) != row["started"]
+            if dead and not (row["agents"] and living(pathlib.Path(row["agents"]))):
                 self._remove(base, row["run"])
 
     def _remove(self, base: sqlite3.Connection, run: str) -> None:
@@ -171,8 +180,8 @@ class LocalQueue:
 
     def _stand(self, base: sqlite3.Connection, ask: Ask, pid: int) -> None:
         base.execute(
-            "INSERT INTO claims (run, team, priority, devices, pid, started, kernel, since)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (run) DO UPDATE SET"
+            "INSERT INTO claims (run, team, priority, devices, pid, started, kernel, since, agents)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (run) DO UPDATE SET"
             " pid = excluded.pid, started = excluded.started, kernel = excluded.kernel",
             (
                 ask.run,
@@ -183,6 +192,7 @@ class LocalQueue:
                 started(pid) or 0,
                 kernel(),
                 time.time(),
+                str(ask.agents or ""),
             ),
         )
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -94,6 +95,23 @@ def test_a_run_on_an_object_store_is_found_again_by_its_root(
     spec = changed(spec, checkpoint=Checkpoint(root="s3://bucket/run"))
     job = prepared(only(jobs.resolve(spec, options=options)), options)
     assert only(jobs.resolve(spec, options=options)).run_id == job.run_id
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_two_runs_in_two_folders_never_have_one_name(
+    spec: JobSpec, options: Options, tmp_path: pathlib.Path, copied: bool
+) -> None:
+    named = dataclasses.replace(options, run_id="one")
+    first = prepared(only(jobs.resolve(spec, options=named)), named)
+    other = changed(spec, checkpoint=Checkpoint(root=str(tmp_path / "other")))
+    if copied:
+        shutil.copytree(first.job_dir, tmp_path / "other")
+        named = options
+    with pytest.raises(JobError, match=f"--job_dir={first.job_dir} to go on with that one"):
+        jobs.resolve(other, options=named)
+    assert only(jobs.resolve(spec, options=named)).run_id == "one"
+    shutil.rmtree(first.job_dir)
+    assert only(jobs.resolve(other, options=named)).run_id == "one", "it was moved"
 
 
 def test_a_root_named_after_the_run_is_always_a_new_run(spec: JobSpec, options: Options) -> None:

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import multiprocessing
 import os
 import pathlib
@@ -12,6 +13,7 @@ import time
 
 import pytest
 
+from launch import ranks
 from launch.engines.local_queue import Ask, LocalQueue
 from launch.spec import Priority
 
@@ -91,6 +93,32 @@ def test_a_dead_holder_gives_its_devices_back(queue):
     living.wait()
     dead.wait()
     assert queue.ask(ask("two", 8)).held
+
+
+def test_what_a_dead_holder_had_started_keeps_its_devices_until_it_ends(queue, tmp_path):
+    holder = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    agent = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    agents = tmp_path / "agents.pids"
+    ranks.write_pids(agents, [agent.pid])
+    one = dataclasses.replace(ask("one", 8), agents=agents)
+    queue.ask(one, pid=holder.pid)
+    holder.kill()
+    holder.wait()
+    assert queue.ask(ask("two", 8)).held == (), "two runs would use one device"
+    assert queue.ask(one).held, "its next supervisor goes on"
+    agent.kill()
+    agent.wait()
+    assert queue.ask(ask("two", 8)).held == (), "the next supervisor holds them now"
+    queue.leave("one")
+    assert queue.ask(ask("two", 8)).held
+
+
+def test_a_file_of_before_is_still_read(tmp_path):
+    path = tmp_path / "queue.sqlite"
+    LocalQueue(path, capacity=8).ask(ask("one", 8))
+    with contextlib.closing(sqlite3.connect(path)) as base:
+        base.execute("ALTER TABLE claims DROP COLUMN agents")
+    assert LocalQueue(path, capacity=8).ask(ask("two", 8)).held == ()
 
 
 def test_a_preemptible_holder_is_asked_to_leave(queue, monkeypatch):

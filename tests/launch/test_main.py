@@ -200,6 +200,16 @@ def test_a_run_whose_supervisor_lives_is_left_alone_though_the_engine_is_silent(
     assert f"{run_id} is there already" in door("submit", str(door.file), "--engine=toy")
 
 
+@pytest.mark.parametrize("years", [-1, 1])
+def test_a_status_of_another_time_is_no_sign_of_life(door: Door, years: int) -> None:
+    run_id = door.submitted()
+    at = time.time() + years * 31_536_000
+    status_of(door.folder / "runs" / "tiny", RunState.RUNNING, time=at)
+    toy_engine.move(run_id, EngineState.HELD)
+    assert "supervisor may be gone" in door("status", run_id)
+    assert f"{run_id} goes on" in door("submit", str(door.file), "--engine=toy")
+
+
 def test_an_engine_that_does_not_answer_leaves_with_69(door: Door) -> None:
     run_id = door.submitted()
     toy_engine.go_down()
@@ -251,6 +261,19 @@ def test_wait_gives_up_on_an_engine_that_has_lost_the_run(
     argv = ("submit", str(door.file), "--engine=toy", "--run_id=tiny-1", "--wait")
     monkeypatch.setattr(toy_engine, "_check_up", lambda: None)
     assert "has not known of this run" in door(*argv, code=69)
+
+
+def test_wait_does_not_outlast_a_supervisor_that_is_gone(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(_: float) -> None:
+        status_of(door.folder / "runs" / "tiny", RunState.RUNNING)
+        toy_engine.move("tiny-1", EngineState.HELD)
+
+    monkeypatch.setattr(submission, "LOST_S", 0.0)
+    monkeypatch.setattr(submission.time, "sleep", die)
+    argv = ("submit", str(door.file), "--engine=toy", "--run_id=tiny-1", "--wait")
+    door(*argv, code=69)
 
 
 def test_interrupting_the_wait_leaves_the_run_alone(

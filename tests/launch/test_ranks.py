@@ -187,15 +187,6 @@ def test_what_a_rank_had_started_ends_with_the_next_look_at_its_group(
         other.wait()
 
 
-def test_a_rank_that_has_ended_is_not_killed_again(
-    started: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rank = started("exit 0")
-    ended(rank)
-    monkeypatch.setattr("os.killpg", lambda *_: pytest.fail("its number may be somebody else's"))
-    rank.kill()
-
-
 def until(what: Callable[[], bool]) -> None:
     end = time.monotonic() + PATIENCE_S
     while not what():

@@ -54,6 +54,15 @@ def test_a_living_supervisor_is_asked_and_the_engine_is_left_alone(job: Job) -> 
     assert (wanted(job), state(job)) == (Want.DRAIN, EngineState.RUNNING)
 
 
+@pytest.mark.parametrize("final", [RunState.HELD, RunState.STOPPED])
+def test_what_has_stopped_already_is_not_drained(job: Job, final: RunState) -> None:
+    supervised(job, state=final)
+    toy_engine.move(job.run_id, EngineState.HELD)
+    with pytest.raises(SteeringError, match=f"is {final} already"):
+        steering.drain(job, engine=SupervisedToy())
+    assert wanted(job) is None
+
+
 @pytest.mark.parametrize("age", [None, 3600.0])
 def test_without_a_supervisor_the_engine_cancels(job: Job, age: float | None) -> None:
     if age is not None:

@@ -275,7 +275,10 @@ class Lab:
         process = machine.power_on(
             hosts_file=self.folder / "etc/hosts",
             lifeline=self.lifeline,
-            open_paths=[REPOSITORY, pathlib.Path(sys.prefix), pathlib.Path(sys.base_prefix)],
+            open_paths=[
+                self.folder,
+                *(REPOSITORY, pathlib.Path(sys.prefix), pathlib.Path(sys.base_prefix)),
+            ],
         )
         if process is not None:
             if previous := self._lifelines.pop(machine.name, None):

@@ -2,9 +2,10 @@
 
 ``python machine_init.py NAME HOSTS_FILE LIFELINE PATH...`` prints the id of the new machine's first
 process and the word ``ready``. Killing that process ends everything that runs on the machine, as
-cutting its power would. With LIFELINE ``1`` it ends when its standard input is closed, too. Each
-PATH can be read by every user of the machine, even below a directory that is closed on the real
-one (a checkout or a Python below /root). Standard library only; needs root.
+cutting its power would. With LIFELINE ``1`` it ends when its standard input is closed, too. The
+machine's /tmp and /dev/shm are its own. Each PATH can be read by every user of it, even below those
+or below a directory that is closed on the real one (a checkout or a Python below /root). Standard
+library only; needs root.
 """
 
 import contextlib
@@ -19,6 +20,7 @@ from collections.abc import Iterable
 
 NAMESPACES = os.CLONE_NEWNET | os.CLONE_NEWUTS | os.CLONE_NEWNS | os.CLONE_NEWPID
 STAGING = pathlib.Path("/mnt")
+OWN = (pathlib.Path("/tmp"), pathlib.Path("/dev/shm"))
 
 
 def main(name: str, hosts_file: str, lifeline: str, *paths: str) -> None:
@@ -32,7 +34,7 @@ def main(name: str, hosts_file: str, lifeline: str, *paths: str) -> None:
     _do("mount", "--make-rprivate", "/")
     _do("mount", "-t", "proc", "proc", "/proc")
     _do("mount", "--bind", hosts_file, "/etc/hosts")
-    _open_to_everybody([pathlib.Path(path) for path in paths])
+    _cover([pathlib.Path(path).resolve() for path in paths])
     _do("ip", "link", "set", "lo", "up")
     print("ready", flush=True)
     for stream in (1, 2):  # whoever reads them must not wait for the machine
@@ -44,26 +46,24 @@ def _do(*command: str) -> None:
     subprocess.run(command, check=True, timeout=20, stdin=subprocess.DEVNULL)
 
 
-def _closed_ancestor(path: pathlib.Path) -> pathlib.Path | None:
-    """Returns the outermost directory above ``path`` that only its owner may pass."""
+def _hiding(path: pathlib.Path) -> pathlib.Path | None:
+    """Returns the outermost directory above ``path`` that is to be covered."""
     for ancestor in reversed(path.parents):
-        if not ancestor.stat().st_mode & 0o001:
+        if ancestor in OWN or not ancestor.stat().st_mode & 0o001:
             return ancestor
     return None
 
 
-def _open_to_everybody(paths: Iterable[pathlib.Path]) -> None:
-    """Covers closed directories by open ones that hold nothing but ``paths``."""
-    closed = {path.resolve(): _closed_ancestor(path.resolve()) for path in paths}
-    hidden = {path: ancestor for path, ancestor in closed.items() if ancestor is not None}
-    if not hidden:
-        return
+def _cover(paths: Iterable[pathlib.Path]) -> None:
+    """Covers closed directories and `OWN` by new ones, which hold nothing but ``paths``."""
+    hidden = {path: ancestor for path in paths if (ancestor := _hiding(path)) is not None}
     _do("mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", str(STAGING))
     for number, path in enumerate(hidden):
         (STAGING / str(number)).mkdir()
         _do("mount", "--bind", str(path), str(STAGING / str(number)))
-    for ancestor in set(hidden.values()):
-        _do("mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", str(ancestor))
+    for ancestor in {*hidden.values(), *OWN}:
+        mode = "mode=1777" if ancestor in OWN else "mode=755"
+        _do("mount", "-t", "tmpfs", "-o", mode, "tmpfs", str(ancestor))
     for number, path in enumerate(hidden):
         path.mkdir(parents=True, exist_ok=True)
         _do("mount", "--bind", str(STAGING / str(number)), str(path))

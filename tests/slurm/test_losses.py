@@ -185,7 +185,8 @@ def test_cancel_saves_and_ends_a_running_run(slurm: Lab, new_run) -> None:
     run.cancel()
     run.wait_for_end()
     wait_until(lambda: run.standing().state is not EngineState.RUNNING, what="its end")
-    (reason,) = run.reasons()
+    assert len(run.reasons()) == 1, run.story()
+    reason = run.reasons()[0]
     assert reason.saved_step == reason.step
     assert len(run.job_ids()) == 1
 
