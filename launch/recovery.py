@@ -90,7 +90,8 @@ class History:
       saved_step: newest committed step.
       stalled: attempts in a row without a new committed step.
       open: the newest attempt has no recorded end.
-      undecided: the newest end has no recorded decision.
+      undecided: the newest end has no recorded decision, or one that ends the run and was not
+        carried out; it is decided again, and alike.
       final: exit code of a run that has ended; None while it goes on.
     """
 
@@ -123,7 +124,8 @@ class History:
         if entry.event == "decided":
             excluded = {**self.excluded, **dict.fromkeys(details["exclude"], entry.time)}
             stalled = 0 if details["exclude"] else self.stalled  # something has changed
-            return dataclasses.replace(self, undecided=False, excluded=excluded, stalled=stalled)
+            ends = details["action"] in _FINAL
+            return dataclasses.replace(self, undecided=ends, excluded=excluded, stalled=stalled)
         if entry.event == "readmitted":
             gone = set(details["hosts"])
             left = {host: at for host, at in self.excluded.items() if host not in gone}
