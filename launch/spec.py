@@ -324,8 +324,8 @@ class JobSpec(Schema):
     secrets: tuple[Secret, ...] = ()
     isolation: Isolation = Isolation()
     trials: int = 1
-    slurm: SlurmOptions = SlurmOptions()
-    kubernetes: KubernetesOptions = KubernetesOptions()
+    slurm: SlurmOptions = SlurmOptions()  # noqa: RUF009 - frozen
+    kubernetes: KubernetesOptions = KubernetesOptions()  # noqa: RUF009 - frozen
 
     @property
     def is_trainer(self) -> bool:
