@@ -151,12 +151,15 @@ class _Smi:
         self._process = None
         if code:
             return [Finding(f"nvidia-smi fails ({code}): {text.strip()[:200]}", drain=True)]
-        return [finding for line in text.splitlines() for finding in _device(line)]
+        return [found for line in text.splitlines() if line.strip() for found in _device(line)]
 
 
 def _device(line: str) -> list[Finding]:
     """Findings of one line of nvidia-smi's answer."""
-    index, ecc, thermal, temperature = (part.strip() for part in line.split(","))
+    parts = [part.strip() for part in line.split(",")]
+    if len(parts) != _QUERY.count(",") + 1 or not parts[0].isdecimal():
+        return [Finding(f"nvidia-smi says: {line.strip()[:200]}", drain=False)]
+    index, ecc, thermal, temperature = parts
     found = []
     if ecc.isdecimal() and int(ecc) > 0:
         found.append(Finding(f"device {index} has {ecc} uncorrected ECC errors", drain=True))

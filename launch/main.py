@@ -138,7 +138,8 @@ def _status(given: Arguments) -> int:
     while True:
         view = run_view.look(job, standing=patience.standing())
         if given.json:
-            say_json(view.as_dict())
+            if view.is_final or not given.watch:
+                say_json(view.as_dict())
         else:
             again = given.watch and sys.stdout.isatty()
             say(f"{_CLEAR if again else ''}{view.show()}")
@@ -151,6 +152,9 @@ def _logs(given: Arguments) -> int:
     job = _index().find(given.run)
     engine = run_view.engine_of(job)
     if given.follow:
+        if given.json:
+            message = "--follow prints lines as they come, --json one object; keep one of the two."
+            return _failed(given, message, code=ExitCode.CONFIGURATION)
         ended = Patience(job, engine=engine).is_final
         run_logs.follow(job, engine=engine, rank=given.rank, ended=ended, say=say)
         return 0

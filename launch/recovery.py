@@ -69,12 +69,14 @@ class Incident:
       banned: hosts that must not be used again (lost, or with a broken device).
       excused: it counts against nothing: the engine stopped it, or the supervisor died.
       displaced: the engine wants the allocation back.
+      expired: it does because the allocation's time is up.
     """
 
     reason: Reason
     banned: tuple[str, ...] = ()
     excused: bool = False
     displaced: bool = False
+    expired: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,7 +90,8 @@ class History:
       saved_step: newest committed step.
       stalled: attempts in a row without a new committed step.
       open: the newest attempt has no recorded end.
-      undecided: the newest end has no recorded decision.
+      undecided: the newest end has no recorded decision, or one that ends the run and was not
+        carried out; it is decided again, and alike.
       final: exit code of a run that has ended; None while it goes on.
     """
 
@@ -121,7 +124,8 @@ class History:
         if entry.event == "decided":
             excluded = {**self.excluded, **dict.fromkeys(details["exclude"], entry.time)}
             stalled = 0 if details["exclude"] else self.stalled  # something has changed
-            return dataclasses.replace(self, undecided=False, excluded=excluded, stalled=stalled)
+            ends = details["action"] in _FINAL
+            return dataclasses.replace(self, undecided=ends, excluded=excluded, stalled=stalled)
         if entry.event == "readmitted":
             gone = set(details["hosts"])
             left = {host: at for host, at in self.excluded.items() if host not in gone}
@@ -139,7 +143,7 @@ class History:
     def _ended(self, incident: Incident) -> "History":
         saved = incident.reason.saved_step
         newer = saved is not None and (self.saved_step is None or saved > self.saved_step)
-        counts = not incident.excused and not incident.displaced
+        counts = not incident.excused and (incident.expired or not incident.displaced)
         stalled = 0 if newer else self.stalled + counts
         return dataclasses.replace(
             self,
@@ -170,7 +174,9 @@ def decide(
         return ended
     if incident.displaced:
         why = f"the engine took the hosts back; queues again and goes on from {_step(reason)}"
-        return Decision(action=Action.REQUEUE, why=why)
+        again = Decision(action=Action.REQUEUE, why=why)
+        # An allocation that is too short for a step to be saved stays so.
+        return (_exhausted(history, spec=spec) if incident.expired else None) or again
     if incident.excused:
         return Decision(
             action=Action.RESTART, why=f"{reason.message}; goes on from {_step(reason)}"
@@ -302,4 +308,5 @@ def _incident(details: dict[str, Any]) -> Incident:
         banned=tuple(details.get("banned", ())),
         excused=bool(details.get("excused", False)),
         displaced=bool(details.get("displaced", False)),
+        expired=bool(details.get("expired", False)),
     )

@@ -4,10 +4,12 @@ A reference is all that a job file, a script, a record or a log ever holds. Stan
 """
 
 import dataclasses
+import json
 import os
 import pathlib
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+import urllib.parse
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from launch.spec import Secret, SecretForm
 
@@ -105,4 +107,15 @@ def _write(folder: pathlib.Path, name: str, value: str) -> pathlib.Path:
 def _lines(values: Iterable[str]) -> list[str]:
     """Longest first, whole and line by line: a value of several lines is rarely shown whole."""
     parts = {part for value in values for part in (value, *value.splitlines()) if len(part) >= 4}
-    return sorted(parts, key=len, reverse=True)
+    return sorted({form for part in parts for form in _written(part)}, key=len, reverse=True)
+
+
+def _written(text: str) -> Iterator[str]:
+    """Yields a text as messages hold it: as it is, inside of quotes, and in an address."""
+    yield text
+    yield repr(text)[1:-1]
+    yield json.dumps(text)[1:-1]
+    yield json.dumps(text, ensure_ascii=False)[1:-1]
+    yield urllib.parse.quote(text)
+    yield urllib.parse.quote(text, safe="")
+    yield urllib.parse.quote_plus(text)

@@ -6,72 +6,25 @@ meaning stands in its class's docstring.
 """
 
 import dataclasses
-import enum
 import pathlib
 from typing import NewType, Self
 
 from launch.records import ContractError, Schema
+from launch.spec_engines import KubernetesOptions, SlurmOptions
+from launch.spec_words import (
+    Fabric,
+    OnLoss,
+    Placement,
+    Priority,
+    SecretForm,
+    SpotUse,
+    TopologyLevel,
+)
 
 JOB_FILE = "job.json"
 
 Seconds = NewType("Seconds", float)
 """In a job file a number of seconds, or a text such as 90s, 30m, 12h or 7d."""
-
-
-class Priority(enum.StrEnum):
-    """Who goes first; preemptible jobs may be stopped, after a save, for any other."""
-
-    CRITICAL = "critical"
-    HIGH = "high"
-    NORMAL = "normal"
-    LOW = "low"
-    PREEMPTIBLE = "preemptible"
-
-
-class TopologyLevel(enum.StrEnum):
-    """How close together hosts can be."""
-
-    HOST = "host"
-    RACK = "rack"
-    BLOCK = "block"
-
-
-class Placement(enum.StrEnum):
-    """Whether closeness is a condition or a wish."""
-
-    REQUIRED = "required"
-    PREFERRED = "preferred"
-
-
-class SpotUse(enum.StrEnum):
-    """Whether capacity may be used that its owner can take back at short notice."""
-
-    NEVER = "never"
-    ALLOW = "allow"
-    REQUIRE = "require"
-
-
-class OnLoss(enum.StrEnum):
-    """What happens when hosts are lost and no spare is left."""
-
-    REQUEUE = "requeue"
-    SHRINK = "shrink"
-
-
-class Fabric(enum.StrEnum):
-    """The network between hosts; decides environment variables of collective libraries."""
-
-    ETHERNET = "ethernet"
-    INFINIBAND = "infiniband"
-    EFA = "efa"
-    GPUDIRECT_TCPX = "gpudirect_tcpx"
-
-
-class SecretForm(enum.StrEnum):
-    """How a process gets a secret: ``NAME_FILE`` names a private file, or ``NAME`` holds it."""
-
-    FILE = "file"
-    ENV = "env"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -333,59 +286,6 @@ class Isolation:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SlurmOptions:
-    """What only Slurm knows.
-
-    Attributes:
-      partition: partition; empty takes the cluster's default.
-      qos: quality of service; default: named like the priority.
-      constraint: features of nodes.
-      reservation: reservation.
-      exclude: nodes to avoid from the start.
-      segment: hosts of each block segment, where the topology is topology/block.
-      setup: lines of shell that run on the first node before the supervisor (module load ...).
-    """
-
-    partition: str = ""
-    qos: str = ""
-    constraint: str = ""
-    reservation: str = ""
-    exclude: tuple[str, ...] = ()
-    segment: int = 0
-    setup: tuple[str, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class KubernetesOptions:
-    """What only Kubernetes knows.
-
-    Attributes:
-      namespace: namespace; default: named like the team.
-      queue: LocalQueue; default: named like the team.
-      node_selector: labels of nodes.
-      accelerator_resource: resource name; default by the kind (nvidia.com/gpu, google.com/tpu).
-      rack_label: node label of racks in the cluster's Topology.
-      block_label: node label of blocks.
-      volume_claim: PersistentVolumeClaim that holds a checkpoint root that is a path.
-      volume_path: folder at which pods mount it; default: the first folder of the root, so that
-        /runs/a is folder a of the claim.
-      resources: further resources of each pod, such as vpc.amazonaws.com/efa: "32".
-      exclude: nodes to avoid.
-    """
-
-    namespace: str = ""
-    queue: str = ""
-    node_selector: dict[str, str] = dataclasses.field(default_factory=dict)
-    accelerator_resource: str = ""
-    rack_label: str = "cloud.provider.com/topology-rack"
-    block_label: str = "cloud.provider.com/topology-block"
-    volume_claim: str = ""
-    volume_path: str = ""
-    resources: dict[str, str] = dataclasses.field(default_factory=dict)
-    exclude: tuple[str, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class JobSpec(Schema):
     """A job file.
 
@@ -424,8 +324,8 @@ class JobSpec(Schema):
     secrets: tuple[Secret, ...] = ()
     isolation: Isolation = Isolation()
     trials: int = 1
-    slurm: SlurmOptions = SlurmOptions()
-    kubernetes: KubernetesOptions = KubernetesOptions()
+    slurm: SlurmOptions = SlurmOptions()  # noqa: RUF009 - frozen
+    kubernetes: KubernetesOptions = KubernetesOptions()  # noqa: RUF009 - frozen
 
     @property
     def is_trainer(self) -> bool:

@@ -4,7 +4,7 @@ Part of `launch.spec_checks`. A secret's value is never repeated in a message.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from launch.spec import JobSpec, SecretForm
 from launch.spec_problems import Problem, Severity
@@ -13,7 +13,8 @@ VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET_NAME = re.compile(
     r"(^|_)(TOKEN|KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|APIKEY)$", re.IGNORECASE
 )
-_SECRET_FLAG = re.compile(r"--?[\w-]*(token|api[_-]?key|secret|password)=.+", re.IGNORECASE)
+_SECRET_FLAG = re.compile(r"--?[\w-]*(token|api[_-]?key|secret|password)(=.+)?", re.IGNORECASE)
+_SECRET_REFERENCE = re.compile(r"secrets\[\d+\]\.ref")
 _NOT_SECRET = re.compile(r"(/.*)?", re.DOTALL)  # nothing, or the path of a file
 _REFERENCE = re.compile(r"file:/.+|env:[A-Za-z_][A-Za-z0-9_]*|k8s:[a-z0-9][-a-z0-9.]*/[-._\w]+")
 REFERENCES = "file:/path, env:NAME or k8s:secret/key"
@@ -26,6 +27,14 @@ _SET_BY_LAUNCHER = (
     "LOCAL_RANK",
     "LOCAL_WORLD_SIZE",
 )
+
+
+def may_be_secret(path: str) -> bool:
+    """Whether a key of a job file may hold a secret, so that no message repeats its value."""
+    if _SECRET_REFERENCE.fullmatch(path):
+        return True
+    name = path.removeprefix("workload.env.")
+    return name != path and _SECRET_NAME.search(name) is not None
 
 
 def _workload(spec: JobSpec) -> Iterator[Problem]:
@@ -62,7 +71,8 @@ def _flags(spec: JobSpec) -> Iterator[Problem]:
     for index, flag in enumerate(spec.workload.flags):
         path, name = f"workload.flags[{index}]", flag.lstrip("-").partition("=")[0]
         if not flag.startswith("-"):
-            yield Problem(path=path, message=f"given {flag!r}; a flag reads --name=value.")
+            given = "" if _value_of_secret(spec.workload.flags, index) else f"given {flag!r}; "
+            yield Problem(path=path, message=f"{given}a flag reads --name=value.")
         elif name == "run_dir":
             yield Problem(
                 path=path, message="--run_dir is set by the launcher, from checkpoint.root."
@@ -72,14 +82,22 @@ def _flags(spec: JobSpec) -> Iterator[Problem]:
             yield Problem(path=path, message=f"{flag!r} belongs under workload.{key}.")
     for key in ("flags", "command"):
         for index, argument in enumerate(getattr(spec.workload, key)):
-            if _SECRET_FLAG.fullmatch(argument):
-                name = argument.partition("=")[0]
+            before = _value_of_secret(getattr(spec.workload, key), index)
+            if before or ("=" in argument and _SECRET_FLAG.fullmatch(argument)):
+                name = before or argument.partition("=")[0]
                 yield Problem(
                     path=f"workload.{key}[{index}]",
                     message=f"{name} looks like a secret, and arguments are seen by everyone on "
                     "the host; name it under secrets: and read the variable in the program.",
                     severity=Severity.WARNING,
                 )
+
+
+def _value_of_secret(arguments: Sequence[str], index: int) -> str:
+    """Returns the flag before an argument that is its value, where that looks secret; else ""."""
+    before = arguments[index - 1] if index else ""
+    alone = "=" not in before and _SECRET_FLAG.fullmatch(before)
+    return before if alone and not arguments[index].startswith("-") else ""
 
 
 def _environment(spec: JobSpec) -> Iterator[Problem]:

@@ -18,11 +18,13 @@ from launch import spec_checks, spec_fields
 from launch.records import Schema
 from launch.spec import JobSpec, Seconds
 from launch.spec_problems import Problem, Severity, SpecError, nearest, within
+from launch.spec_program_checks import may_be_secret
 from launch.spec_scalars import Wrong, duration, is_empty, scalar, shown
 from launch.yaml_nodes import line_of, nodes_of, read_text
 
 SUPPORTED = 1
 _ABSENT = object()
+_UNREPEATED = "the value is no text (it may be secret and is not repeated); put quotes around it."
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -209,7 +211,8 @@ class _Reader:
         try:
             return duration(node) if kind is Seconds else scalar(node, kind=kind)
         except Wrong as wrong:
-            self._complain(node, path, str(wrong), close=wrong.nearest)
+            message = str(wrong) if not may_be_secret(path) else _UNREPEATED
+            self._complain(node, path, message, close=wrong.nearest)
             return _ABSENT
 
     def _items(self, node: yaml.Node, annotation: Any, path: str) -> Any:

@@ -56,7 +56,7 @@ def resume(job: Job, *, engine: Engine) -> Standing:
     """Has a run go on that was held, stopped or has ended.
 
     Raises:
-      SteeringError: it is running, or was never submitted.
+      SteeringError: it is running, or the engine no longer has what it needs.
       EngineError: the engine cannot be reached or refused.
     """
     standing = engine.standing(job)
@@ -68,6 +68,8 @@ def resume(job: Job, *, engine: Engine) -> Standing:
     if standing.state in (EngineState.QUEUED, EngineState.RUNNING):
         wait = " It was asked to stop; wait until it has." if stopping else ""
         raise SteeringError(f"{job.run_id} is {standing.state} already.{wait}")
+    if refused := engine.refusals(job.spec):
+        raise SteeringError(" ".join(refused))
     return go_on(job, engine=engine, now=time.time())
 
 

@@ -182,6 +182,10 @@ def _final(what: str) -> Callable[[Details], Iterator[str]]:
     return teller
 
 
+def _readmitted(details: Details) -> Iterator[str]:
+    yield f"trusts again: {', '.join(_names(details.get('hosts')))}"
+
+
 def _resumed(details: Details) -> Iterator[str]:
     yield f"resumed by {details.get('by', 'a person')}; budgets start afresh"
 
@@ -203,6 +207,8 @@ _TELLERS: Mapping[str, Callable[[Details], Iterator[str]]] = {
     "stopped": _final("is stopped"),
     "failed": _final("has failed"),
     "done": lambda _: iter(["is complete"]),
+    "readmitted": _readmitted,
+    "pods": lambda _: iter(["goes on in new pods"]),
     "resumed": _resumed,
 }
 """Event -> how it is told."""

@@ -178,12 +178,14 @@ class Supervisor:
             reason=dataclasses.asdict(reason),
             banned=list(outcome.banned),
             displaced=outcome.displaced and reason.retry is not RetryClass.DONE,
+            expired=outcome.stop is Stop.WALLTIME,
         )
         self._write_reason(reason)
         self._reasons = (*self._reasons, reason)[-_REASONS:]
         person = outcome.stop in (Stop.DRAIN, Stop.CANCEL)
         if person and reason.retry in (RetryClass.PREEMPTION, RetryClass.SIGNAL):
-            self._stop(f"{outcome.stop}: {reason.message}", reason)
+            why = f"{outcome.stop}: {reason.message}"
+            self._finish("stopped", code=ExitCode.PREEMPTED, why=why)
         else:
             self._decide()
 
@@ -238,17 +240,12 @@ class Supervisor:
         self._next_action = why if event == "done" else f"{why}{resume}"
         self._write_status(FINAL[event], code=code)
 
-    def _stop(self, why: str, reason: Reason | None) -> None:
-        self._note("stopped", code=int(ExitCode.PREEMPTED), why=why)
-        step = reason.saved_step if reason else self._history.saved_step
-        self._next_action = f"nothing; resume goes on from step {step}" if step else "nothing"
-        self._write_status(RunState.STOPPED, code=ExitCode.PREEMPTED)
-
     def _stopped_by_person(self) -> bool:
         wanted = self._wanted()
         if wanted not in (Stop.DRAIN, Stop.CANCEL):
             return False
-        self._stop(f"{wanted} before the next attempt", None)
+        why = f"{wanted} before the next attempt"
+        self._finish("stopped", code=ExitCode.PREEMPTED, why=why)
         return True
 
     def _end_orphan(self) -> None:

@@ -85,7 +85,7 @@ class _DryRun:
                 return resolve(file.spec, options=self.options)
             except SnapshotError as error:
                 self.found.append(findings.error("code", str(error)))
-            except (JobError, ContractError) as error:
+            except (JobError, ContractError, OSError) as error:
                 self.found.append(findings.error("checkpoint", str(error)))
         return None
 

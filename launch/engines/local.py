@@ -257,9 +257,14 @@ def capacity(accelerator: str) -> int:
 
     A CPU has as many as are asked for: they are made up, so eight may be used at a time, or
     LOCKSTEP_LOCAL_DEVICES.
+
+    Raises:
+      EngineError: that is no number.
     """
     given = os.environ.get("LOCKSTEP_LOCAL_DEVICES")
     if given is not None:
+        if not re.fullmatch(r"[0-9]{1,6}", given):
+            raise EngineError(f"LOCKSTEP_LOCAL_DEVICES={given!r} is no number of devices.")
         return int(given)
     if accelerator == "cpu":
         return _CPU_DEVICES

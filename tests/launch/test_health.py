@@ -84,6 +84,8 @@ def test_a_log_that_is_closed_to_users_is_no_illness(tmp_path, monkeypatch):
     [
         ("0, 3, Not Active, 61", 0, True, "3 uncorrected ECC errors"),
         ("1, 0, Active, 97", 0, False, "slowed down by heat"),
+        ("WARNING: infoROM is corrupted at gpu 0000:3B:00.0", 0, False, "infoROM is corrupted"),
+        ("a, warning, with, commas", 0, False, "a, warning, with"),
         ("Unable to determine the device handle for GPU", 15, True, "fails (15)"),
     ],
 )

@@ -6,10 +6,12 @@ import sys
 
 import pytest
 
+from launch import steering
 from launch.engines.engine import EngineError
 from launch.engines.local import Local, LocalGang, open_queue
 from launch.engines.local_queue import Ask
 from launch.spec import Checkpoint, Job, JobSpec, Owner, Priority, Resources, Workload
+from launch.steering import SteeringError
 
 
 @pytest.fixture
@@ -52,6 +54,20 @@ def test_who_looks_is_not_taken_for_a_supervisor(job):
     looker = lock(job, fcntl.LOCK_SH)
     assert "no supervisor" in Local().standing(job).detail
     assert not looker.closed
+
+
+def test_a_number_of_devices_that_is_none_is_named(job, monkeypatch):
+    monkeypatch.setenv("LOCKSTEP_LOCAL_DEVICES", "many")
+    with pytest.raises(EngineError, match="LOCKSTEP_LOCAL_DEVICES='many' is no number"):
+        Local().refusals(job.spec)
+
+
+def test_a_run_is_not_resumed_where_it_no_longer_fits(job, monkeypatch):
+    folder = pathlib.Path(job.job_dir)
+    monkeypatch.setenv("LOCKSTEP_LOCAL_DEVICES", "0")
+    with pytest.raises(SteeringError, match="this machine has 0"):
+        steering.resume(job, engine=Local())
+    assert not (folder / "journal.jsonl").exists()
 
 
 def test_machines_that_share_a_home_have_queues_of_their_own(job, monkeypatch):

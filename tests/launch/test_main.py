@@ -319,6 +319,17 @@ def test_status_shows_one_run_and_lists_all(door: Door) -> None:
     assert run_id in door("status")
 
 
+def test_what_goes_on_and_one_object_are_one_answer_or_a_refusal(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = door.submitted()
+    monkeypatch.setattr(
+        main.time, "sleep", lambda _: toy_engine.move(run_id, EngineState.ENDED, code=0)
+    )
+    assert door.json("status", run_id, "--watch")["state"] == "ended"
+    assert "--follow" in door.json("logs", run_id, "--follow", code=64)["error"]
+
+
 def test_watching_ends_with_the_run(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     run_id = door.submitted()
 

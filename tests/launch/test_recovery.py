@@ -169,6 +169,22 @@ def test_the_engine_gets_its_hosts_back_at_once_and_it_costs_nothing():
         assert (decision.action, decision.delay_s) == (Action.REQUEUE, 0.0)
 
 
+def test_allocations_too_short_for_a_step_to_be_saved_are_not_taken_forever():
+    story, spec = Story(), spec_of()
+    for saved in (1, 2, 3, 4, 5):
+        story.attempt(reason_of(75, saved_step=saved), displaced=True, expired=True)
+        assert story.decide(spec).action is Action.REQUEUE
+    for left in (2, 1, 0):
+        story.attempt(reason_of(75, saved_step=5), displaced=True, expired=True)
+        decision = story.decide(spec)
+        assert decision.action is (Action.REQUEUE if left else Action.HOLD)
+    assert decision.code == ExitCode.NO_PROGRESS
+    story = Story()
+    for _ in range(20):
+        story.attempt(reason_of(75, saved_step=None), displaced=True)
+        assert story.decide(spec).action is Action.REQUEUE, "preempted by others"
+
+
 def test_saving_and_leaving_forever_without_a_new_step_is_held():
     story, spec = Story(), spec_of(budgets=Budgets(no_progress=3))
     actions = []

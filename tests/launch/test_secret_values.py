@@ -1,8 +1,10 @@
 """Secrets reach the process and nothing else."""
 
+import json
 import os
 import pathlib
 import stat
+import urllib.parse
 
 import pytest
 
@@ -55,6 +57,35 @@ def test_values_are_hidden_in_any_text(reference, tmp_path):
     assert text == "cannot log in with [secret]!"
     assert read.hide("only the second line here") == "only the [secret] here"
     assert VALUE not in repr(read)
+
+
+@pytest.mark.parametrize(
+    "value", ['pass"w\\ord', "a'b\"c\\d", "caf\u00e9/+ =&x", "p@ss:w/rd", "tab\there"]
+)
+@pytest.mark.parametrize(
+    "written",
+    [
+        str,
+        repr,
+        json.dumps,
+        lambda value: repr(KeyError(value)),
+        lambda value: f"https://me:{urllib.parse.quote(value, safe='')}@hub",
+        lambda value: urllib.parse.urlencode({"token": value}),
+    ],
+)
+def test_values_are_hidden_however_messages_write_them(tmp_path, monkeypatch, value, written):
+    monkeypatch.setenv("SITE_TOKEN", value)
+    secret = Secret(name="HUB_TOKEN", ref="env:SITE_TOKEN", form=SecretForm.ENV)
+    hide = secret_values.read([secret], folder=tmp_path).hide
+    text = written(value)
+    assert hide(f"failed: {text}!") == f"failed: {text.replace(inner(text), '[secret]')}!"
+
+
+def inner(text: str) -> str:
+    """Of quotes, of an address or of a parameter."""
+    for before, after in (("https://me:", "@hub"), ("token=", ""), ("KeyError(", ")")):
+        text = text.removeprefix(before).removesuffix(after) if text.startswith(before) else text
+    return text[1:-1] if text[0] in "'\"" and text[0] == text[-1] else text
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o666])

@@ -147,13 +147,27 @@ def test_a_short_notice_is_an_error_only_where_all_capacity_is_spot(
     assert "Set runtime.grace_s to at most 30s" in problem.message
 
 
-def test_the_value_of_what_may_be_a_secret_is_never_repeated(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("value", ["hunter2", "4711", "2026-01-01", "yes", "[hunter2]"])
+def test_the_value_of_what_may_be_a_secret_is_never_repeated(
+    tmp_path: pathlib.Path, value: str
+) -> None:
     more = (
-        "workload: {command: [a, --password=hunter2], env: {MY_KEY: hunter2}}\n"
-        "secrets: [{name: A, ref: hunter2}, {name: B, ref: 'vault:hunter2'}]"
+        f"workload: {{command: [a, '--password={value}', --token, '{value}'], "
+        f"env: {{MY_KEY: {value}}}}}\n"
+        f"secrets: [{{name: A, ref: {value}}}, {{name: B, ref: 'vault:{value}'}}]"
     )
     found = problems(tmp_path, more)
-    assert len(found) >= 3
+    assert {"workload.env.MY_KEY", "secrets[0].ref"} <= {p.path for p in found}
+    assert not any(value in str(problem) for problem in found)
+
+
+@pytest.mark.parametrize("flag", ["--api-key", "--hub_token", "-password"])
+@pytest.mark.parametrize("key", ["gin_files: [a], flags", "command"])
+def test_a_value_beside_its_flag_is_a_value_too(
+    tmp_path: pathlib.Path, key: str, flag: str
+) -> None:
+    found = problems(tmp_path, f"workload: {{{key}: [--a, {flag}, hunter2]}}")
+    assert f"workload.{key.split()[-1]}[2]" in {p.path for p in found}
     assert not any("hunter2" in str(problem) for problem in found)
 
 

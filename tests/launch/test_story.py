@@ -85,6 +85,7 @@ def test_what_ends_a_run_says_why_and_with_which_code() -> None:
         "failed": "has failed: why (exit code 86)",
     }.items():
         assert story.told(entry(event, code=86, why="why")) == [words]
+    assert story.told(entry("readmitted", hosts=["a", "b"])) == ["trusts again: a, b"]
     assert story.told(entry("resumed", by="ada")) == ["resumed by ada; budgets start afresh"]
 
 

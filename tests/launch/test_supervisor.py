@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from launch.engines.engine import AgentProcess, LeftAllocation
-from launch.exit_codes import ExitCode, RetryClass
+from launch.exit_codes import ExitCode, ending
 from launch.journal import Journal
 from launch.orders import Host, Orders
 from launch.records import Reason
@@ -73,12 +73,13 @@ def supervised(job: Job, hosts: str) -> int:
     return Supervisor(job, OneAllocation(hosts), interrupted=lambda: False).run()
 
 
-def ended(job: Job, attempt: int, *, hosts: str, lost: str) -> None:
-    """Writes down an attempt that lost a host."""
-    reason = Reason(attempt=attempt, code=85, retry=RetryClass.INFRASTRUCTURE, rank=None, host=lost,
-                    cause="HostLost", message="silent", action="retried", time=1.0)  # fmt: skip
+def ended(job: Job, attempt: int, *, hosts: str, lost: str = "", code: int = 85) -> None:
+    """Writes down an attempt that lost a host, or ended with another code."""
+    reason = Reason(attempt=attempt, code=code, retry=ending(code).retry, rank=None, host=lost,
+                    cause="X", message="so it was", action="", time=1.0)  # fmt: skip
     note(job, "attempt_planned", attempt, hosts=list(hosts), spares=[])
-    note(job, "attempt_ended", attempt, reason=dataclasses.asdict(reason), banned=[lost])
+    banned = [lost] if lost else []
+    note(job, "attempt_ended", attempt, reason=dataclasses.asdict(reason), banned=banned)
 
 
 def note(job: Job, event: str, attempt: int, **details: Any) -> None:
@@ -105,3 +106,13 @@ def test_a_new_allocation_is_used_whole(job):
     note(job, "decided", 2, action="requeue", exclude=["b"])
     with pytest.raises(Started, match=r"^def$"):
         supervised(job, "def")
+
+
+@pytest.mark.parametrize(
+    ("code", "action", "event"), [(64, "fail", "failed"), (86, "hold", "held"), (0, "done", "done")]
+)
+def test_a_run_that_was_decided_to_end_is_not_tried_again(job, code, action, event):
+    ended(job, 1, hosts="abc", code=code)
+    note(job, "decided", 1, action=action, exclude=[])
+    assert supervised(job, "abc") == code
+    assert Journal(job.job_dir).entries()[-1].event == event

@@ -158,6 +158,13 @@ def test_the_directory_of_another_run_is_refused(options: Options) -> None:
     assert "is not JSON" in told(dry_run(options, ANY_PROGRAM), "checkpoint")
 
 
+def test_a_root_that_leads_nowhere_is_refused_beside_other_mistakes(options: Options) -> None:
+    (options.folder / "runs").symlink_to("runs")
+    report = dry_run(options, ANY_PROGRAM, "code: {image: a}")
+    assert "Too many levels of symbolic links" in told(report, "checkpoint")
+    assert "runs no containers" in told(report, "engine")
+
+
 def test_the_directory_of_another_job_is_refused_unless_the_run_is_named(options: Options) -> None:
     file = write(options.folder, SMALLEST)
     resolved = validate(file, options=options, slow=False).resolved
