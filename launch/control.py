@@ -5,6 +5,8 @@ Files only, so that it works wherever the folder of the job can be written. Stan
 
 import dataclasses
 import enum
+import getpass
+import os
 import pathlib
 from typing import Self
 
@@ -46,3 +48,11 @@ class Control(Schema):
     def write(self, job_dir: str) -> None:
         """Asks; replaces what was asked before."""
         replace_file(pathlib.Path(job_dir) / FILE, text=self.to_json())
+
+
+def user_name() -> str:
+    """Returns who runs this process: a name, or a number where it has none (in containers)."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())

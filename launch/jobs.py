@@ -6,7 +6,6 @@ run, under its name.
 """
 
 import dataclasses
-import getpass
 import json
 import os
 import pathlib
@@ -16,6 +15,7 @@ import sys
 import time
 
 from launch import snapshot
+from launch.control import user_name
 from launch.records import RunRecord, replace_file
 from launch.run_index import RUN_ID, RunIndex
 from launch.snapshot import Snapshot
@@ -115,14 +115,6 @@ def prepare(job: Job, *, code: Snapshot | None, text: str, index: RunIndex) -> N
     replace_file(folder / "job.yaml", text=text)
     replace_file(folder / JOB_FILE, text=job_text(job))
     index.add(job, time=time.time())
-
-
-def user_name() -> str:
-    """Returns who runs this process: a name, or a number where it has none (in containers)."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return str(os.getuid())
 
 
 def job_text(job: Job) -> str:

@@ -29,9 +29,11 @@ def keep(job_dir: str) -> int:
     """
     journal = Journal(job_dir)
     child: subprocess.Popen[bytes] | None = None
+    told: list[int] = []
 
     def pass_on(number: int, frame: object) -> None:
         del frame
+        told.append(number)
         if child is not None:
             with contextlib.suppress(ProcessLookupError):
                 child.send_signal(number)
@@ -47,6 +49,8 @@ def keep(job_dir: str) -> int:
             return code
         at_once = code == _CRASHED and time.monotonic() - began < _SOON_S
         futile = 0 if len(journal.entries()) > before + 1 and not at_once else futile + 1
+        if told:  # there was nobody to pass it on to, or it was not obeyed
+            return 128 + told[-1]
         if futile >= _FUTILE:
             return 128 - code if code < 0 else code
         time.sleep(_PAUSE_S * futile)

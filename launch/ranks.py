@@ -7,6 +7,7 @@ its agent does. Standard library only.
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import os
 import pathlib
 import re
@@ -96,7 +97,7 @@ class RankProcess:
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     process_group=0,
-                    preexec_fn=_die_with_parent,
+                    preexec_fn=functools.partial(_die_with, os.getpid()),
                 )
         except (OSError, ValueError) as error:
             message = self._hide(f"{command[0]} cannot be started: {error}")
@@ -281,6 +282,8 @@ def write_pids(path: pathlib.Path, pids: Sequence[int]) -> None:
     replace_file(path, text="".join(f"{pid} {started(pid) or 0}\n" for pid in pids if pid))
 
 
-def _die_with_parent() -> None:
-    """In the child: SIGKILL when the agent ends, however it ends."""
+def _die_with(agent: int) -> None:
+    """In the child: SIGKILL when the agent ends, however it ends, and if it just did."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != agent:
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -6,9 +6,8 @@ all, the engine is asked.
 
 import time
 
-from launch.control import Control, Want
+from launch.control import Control, Want, user_name
 from launch.engines.engine import Engine, EngineState, Standing, SupervisedEngine
-from launch.jobs import user_name
 from launch.run_status import RunStatus
 from launch.spec import Job
 from launch.submission import go_on, supervisor_lives

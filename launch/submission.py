@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from launch import run_status
-from launch.control import Control, Want
+from launch.control import Control, Want, user_name
 from launch.engines.engine import Engine, EngineState, Rendered, Standing
 from launch.exit_codes import ExitCode
-from launch.jobs import Resolved, prepare, user_name
+from launch.jobs import Resolved, prepare
 from launch.journal import Journal
 from launch.patience import Patience
 from launch.records import replace_file

@@ -147,6 +147,8 @@ class Supervisor:
             return cast
         why = f"only {len(usable)} of the allocation's hosts can be used"
         if self._gang.elsewhere:
+            why = f"{why}; queues again"
+            self._note("decided", action=Action.REQUEUE, exclude=[], why=why, delay_s=0.0)
             self._requeue(why)
         else:
             self._finish("held", code=ExitCode.HOLD, why=f"{why}, and there are no others")
@@ -264,6 +266,7 @@ class Supervisor:
             saved_step=self._history.saved_step,
         )
         self._note("attempt_ended", reason=dataclasses.asdict(reason), excused=True)
+        self._write_reason(reason)
 
     def _wanted(self) -> Stop | None:
         control = Control.read(self._job.job_dir)

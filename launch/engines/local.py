@@ -18,10 +18,9 @@ from typing import BinaryIO
 
 from launch import ranks
 from launch.agent import attempt_folder
-from launch.control import Control, Want
+from launch.control import Control, Want, user_name
 from launch.engines.engine import EngineError, EngineState, Rendered, Standing
 from launch.engines.local_queue import Ask, LocalQueue
-from launch.jobs import user_name
 from launch.orders import Host, Orders
 from launch.own_code import importable
 from launch.run_index import RunIndex

