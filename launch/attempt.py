@@ -7,6 +7,7 @@ import dataclasses
 import enum
 import itertools
 import selectors
+import signal
 import time
 from collections.abc import Callable, Mapping
 
@@ -363,11 +364,16 @@ class AttemptRun:
     def _stopped_by_kill(self) -> bool:
         """Whether processes that were asked to stop had to be killed, or died of the signal."""
         codes = {ended.code for ended in self._exits.values()}
-        return not self._faults and bool(codes) and codes <= {128 + 9, 128 + 15}
+        return (
+            not self._faults
+            and bool(codes)
+            and codes <= {128 + signal.SIGKILL, 128 + signal.SIGTERM}
+        )
 
 
 def _unsaved(reason: Reason, grace_s: float, *, stop: Stop) -> Reason:
     """A stop that saved nothing is still a stop: the run goes on from what was saved before."""
-    message = f"stopped for {stop} without a save within the grace of {grace_s:g} s"
-    what = dataclasses.replace(reason, message=message, cause="SIGTERM", rank=None, host="")
-    return what
+    killed = reason.code == 128 + signal.SIGKILL
+    how = f"processes had to be killed after {grace_s:g} s" if killed else "nothing was saved"
+    message = f"stopped on request ({stop}); {how}"
+    return dataclasses.replace(reason, message=message, cause="SIGTERM", rank=None, host="")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from launch import admin, arguments, run_logs, run_view, steering, story, submission
 from launch.console import remark, say, say_json
-from launch.engines.engine import EngineError, EngineState, engine_named
+from launch.engines.engine import EngineError, EngineRefused, EngineState, engine_named
 from launch.engines.kubernetes import Kubernetes
 from launch.exit_codes import ExitCode
 from launch.findings import Report, Verdict
@@ -51,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _COMMANDS[given.command](given)
     except _USER_ERRORS as error:
+        return _failed(given, str(error), code=ExitCode.CONFIGURATION)
+    except EngineRefused as error:
         return _failed(given, str(error), code=ExitCode.CONFIGURATION)
     except EngineError as error:
         return _failed(given, str(error), code=ExitCode.ENGINE_UNREACHABLE)

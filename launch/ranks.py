@@ -176,7 +176,8 @@ class RankProcess:
         name = signal.Signals(code - 128).name if 128 < code < 160 else ""
         killed = code == 128 + signal.SIGKILL  # which leaves no last words
         line, cascade = ("", False) if code == 0 or killed else self._last_words()
-        message = f"{name or f'exit code {code}'}{f': {line}' if line else ''}"
+        how = f"died of signal {code - 128}" if name else f"exit code {code}"
+        message = f"{how}: {line}" if line else how
         return self._exit(code, name or ("done" if code == 0 else "ExitCode"), message, cascade)
 
     def _told(self) -> RankExit | None:

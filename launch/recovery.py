@@ -202,7 +202,7 @@ def _ends(reason: Reason) -> Decision | None:
             return Decision(action=Action.DONE, why="the run is complete")
         case RetryClass.USER:
             told = reason.message.rstrip(".")
-            why = f"{told}. Trying again cannot help; correct it and resume"
+            why = f"{told}. Trying again cannot help; correct it"
             return Decision(action=Action.FAIL, why=why, code=reason.code)
         case RetryClass.MEMORY:
             why = "out of device memory: the same step would fail again; make it smaller and resume"

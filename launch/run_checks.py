@@ -7,6 +7,7 @@ import os
 import pathlib
 import shutil
 import stat
+import subprocess
 import tempfile
 from collections.abc import Iterator
 
@@ -37,6 +38,8 @@ def code(job: Job, snapshot: Snapshot | None) -> Iterator[Finding]:
     say = findings.error if job.engine == "local" else findings.warning
     if not is_program(job.python, job.code_dir):
         yield say("code", f"code.python={job.python!r} is no program on this machine.")
+    elif not _is_new_enough(job.python):
+        yield say("code", f"code.python={job.python!r} is no Python 3.12 or newer.")
     if snapshot is None:
         yield findings.info("code", f"runs where it is, in {job.code_dir}; its digest is not kept.")
     else:
@@ -51,6 +54,16 @@ def code(job: Job, snapshot: Snapshot | None) -> Iterator[Finding]:
             )
     if spec.workload.command:
         yield from _command(job, snapshot)
+
+
+def _is_new_enough(python: str) -> bool:
+    """Whether an interpreter can run supervisor and agents."""
+    test = "import sys; sys.exit(sys.version_info < (3, 12))"
+    try:
+        done = subprocess.run([python, "-c", test], capture_output=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
 
 
 def _command(job: Job, snapshot: Snapshot | None) -> Iterator[Finding]:

@@ -145,7 +145,9 @@ def _ended(details: Details) -> Iterator[str]:
         yield f"first cause: {who}{cause}{reason['message']}"
     if lost := _lost(reason):
         steps = _count(lost, "step")
-        yield f"reached step {reason.get('step')}, saved {reason.get('saved_step')}: {steps} again"
+        saved = reason.get("saved_step")
+        kept = "nothing" if saved is None else f"step {saved}"
+        yield f"reached step {reason.get('step')}, had saved {kept}: {steps} again"
     elif reason.get("saved_step") is not None:
         yield f"saved step {reason['saved_step']}: nothing is lost"
     if details.get("excused") or details.get("displaced"):

@@ -167,6 +167,7 @@ class Supervisor:
         if waited or not self._holds_allocation:
             self._holds_allocation = True
             self._began = time.monotonic()
+            self._next_action = ""
             self._note("allocated", hosts=[host.name for host in self._gang.hosts()])
         return True
 
@@ -238,7 +239,8 @@ class Supervisor:
         self._tell_end(event, code=code, why=why)
 
     def _tell_end(self, event: str, *, code: int, why: str) -> None:
-        resume = f"; then: python -m launch.main resume {self._job.run_id}"
+        word = "to go on" if event == "stopped" else "then"
+        resume = f"; {word}: python -m launch.main resume {self._job.run_id}"
         self._next_action = why if event == "done" else f"{why}{resume}"
         self._write_status(FINAL[event], code=code)
 

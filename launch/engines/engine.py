@@ -26,6 +26,10 @@ class EngineError(RuntimeError):
     """The engine cannot be reached or refused; not the fault of the job file (exit code 69)."""
 
 
+class EngineRefused(EngineError):
+    """The engine was reached and said no: something in the job file must change (exit code 64)."""
+
+
 class LeftAllocation(Exception):
     """The allocation was given back; a new supervisor goes on in the next one."""
 

@@ -10,7 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from launch.engines.engine import EngineError
+from launch.engines.engine import EngineError, EngineRefused
 
 ATTEMPT_S = 30.0
 """How long one command may take; sbatch itself waits about ten seconds for a lost controller."""
@@ -41,7 +41,7 @@ class Unreached(EngineError):
     """Slurm could not be asked; nothing is known."""
 
 
-class Refused(EngineError):
+class Refused(EngineRefused):
     """Slurm has answered, and the answer is no."""
 
 

@@ -207,5 +207,5 @@ def test_processes_that_did_not_leave_within_the_grace_have_saved_nothing():
     attempt = Attempt([READY, "hear stop HOST", exited(0, 137), DONE])
     attempt.wanted = Stop.DRAIN
     outcome = attempt.run()
-    assert "without a save" in outcome.reason.message
+    assert "had to be killed after 120 s" in outcome.reason.message
     assert outcome.stop is Stop.DRAIN

@@ -260,7 +260,7 @@ def test_wait_gives_up_on_an_engine_that_has_lost_the_run(
     monkeypatch.setattr(toy_engine.Toy, "submit", lambda self, job: self.standing(job))
     argv = ("submit", str(door.file), "--engine=toy", "--run_id=tiny-1", "--wait")
     monkeypatch.setattr(toy_engine, "_check_up", lambda: None)
-    assert "has not known of this run" in door(*argv, code=69)
+    assert "no answer, for 0 s" in door(*argv, code=69)
 
 
 def test_wait_does_not_outlast_a_supervisor_that_is_gone(

@@ -61,7 +61,7 @@ def test_a_run_is_told_in_words() -> None:
         "stacks of 0, 3 are in /x/stacks",
         "ends with 137 (killed by signal 9)",
         "first cause: rank 3 on b: SIGKILL: killed",
-        "reached step 41, saved 40: 1 step again",
+        "reached step 41, had saved step 40: 1 step again",
         "decides: replace, in 5 s. b failed twice",
         "avoids from now on: b",
         "is back at step 40 after 9.1 s: detect 0.4, first step 3",

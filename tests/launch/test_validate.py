@@ -5,6 +5,7 @@ import json
 import pathlib
 import re
 import subprocess
+import sys
 import tempfile
 
 import pytest
@@ -244,3 +245,11 @@ def test_the_report_is_one_json_object(options: Options) -> None:
     plain = json.loads(dry_run(options, ANY_PROGRAM, "dataset: {path: nowhere}").as_json())
     assert (plain["ok"], plain["exit_code"], plain["engine"]) == (False, 64, "local")
     assert {f["verdict"] for f in plain["findings"]} <= {"ok", "info", "warning", "error"}
+
+
+def test_an_interpreter_that_is_too_old_is_found(tmp_path):
+    old = tmp_path / "python3.9"
+    old.write_text("#!/bin/sh\nexit 1\n")
+    old.chmod(0o755)
+    assert not run_checks._is_new_enough(str(old))
+    assert run_checks._is_new_enough(sys.executable)
