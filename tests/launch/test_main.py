@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+import types
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -58,6 +60,12 @@ class Door:
 @pytest.fixture
 def door(capsys: pytest.CaptureFixture[str], here: pathlib.Path) -> Door:
     return Door(capsys, here)
+
+
+def on_sleep(monkeypatch: pytest.MonkeyPatch, act: Callable[[float], object]) -> None:
+    """Something happens whenever the waiting command pauses; others sleep as ever."""
+    clock = types.SimpleNamespace(sleep=act, monotonic=time.monotonic, time=time.time)
+    monkeypatch.setattr(submission, "time", clock)
 
 
 def status_of(
@@ -226,7 +234,7 @@ def test_wait_leaves_with_the_code_of_the_run(
     def end(_: float) -> None:
         toy_engine.move("tiny-1", EngineState.ENDED, code=code)
 
-    monkeypatch.setattr(submission.time, "sleep", end)
+    on_sleep(monkeypatch, end)
     argv = ("submit", str(door.file), "--engine=toy", "--run_id=tiny-1", "--wait")
     assert "tiny-1: ended" in door(*argv, code=code)
 
@@ -241,7 +249,7 @@ def test_wait_believes_the_supervisor_before_the_engine(
         state = next(states)
         status_of(door.folder / "runs" / "tiny", state, code=86 if state.is_final else None)
 
-    monkeypatch.setattr(submission.time, "sleep", next_state)
+    on_sleep(monkeypatch, next_state)
     argv = ("submit", str(door.file), "--engine=toy", "--run_id=tiny-1", "--wait")
     lines = [line for line in door(*argv, code=86).splitlines() if line.startswith("tiny-1: ")]
     assert [line.split()[1].strip(",.") for line in lines] == [
@@ -256,11 +264,11 @@ def test_wait_gives_up_on_an_engine_that_has_lost_the_run(
     door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(submission, "LOST_S", 0.0)
-    monkeypatch.setattr(submission.time, "sleep", lambda _: toy_engine.go_down())
+    on_sleep(monkeypatch, lambda _: toy_engine.go_down())
     monkeypatch.setattr(toy_engine.Toy, "submit", lambda self, job: self.standing(job))
     argv = ("submit", str(door.file), "--engine=toy", "--run_id=tiny-1", "--wait")
     monkeypatch.setattr(toy_engine, "_check_up", lambda: None)
-    assert "no answer, for 0 s" in door(*argv, code=69)
+    assert ", for 0 s." in door(*argv, code=69)
 
 
 def test_wait_does_not_outlast_a_supervisor_that_is_gone(
@@ -271,7 +279,7 @@ def test_wait_does_not_outlast_a_supervisor_that_is_gone(
         toy_engine.move("tiny-1", EngineState.HELD)
 
     monkeypatch.setattr(submission, "LOST_S", 0.0)
-    monkeypatch.setattr(submission.time, "sleep", die)
+    on_sleep(monkeypatch, die)
     argv = ("submit", str(door.file), "--engine=toy", "--run_id=tiny-1", "--wait")
     door(*argv, code=69)
 
@@ -282,7 +290,7 @@ def test_interrupting_the_wait_leaves_the_run_alone(
     def interrupt(_: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(submission.time, "sleep", interrupt)
+    on_sleep(monkeypatch, interrupt)
     argv = ("submit", str(door.file), "--engine=toy", "--run_id=tiny-1", "--wait")
     text = door(*argv, code=130)
     assert "The run goes on" in text
