@@ -173,7 +173,8 @@ class Supervisor:
 
     def _judge(self, outcome: Outcome) -> None:
         reason = outcome.reason
-        if reason.retry is RetryClass.DONE and self._snapshot is not None:
+        done = reason.retry is RetryClass.DONE and reason.step is not None
+        if done and self._snapshot is not None:
             self._note_recovery(self._snapshot, first=reason.time)  # faster than any beat
         self._save_stacks(outcome)
         self._note(
@@ -345,14 +346,10 @@ class Supervisor:
     def _write_status(
         self, state: RunState, *, ranks: Sequence[RankState] = (), code: int | None = None
     ) -> None:
-        steps = [rank.step for rank in ranks if rank.step is not None]
-        if not ranks and self._reasons:
-            steps = _known(self._reasons[-1].step)
-        saved = [rank.saved_step for rank in ranks if rank.saved_step is not None]
-        slowest = min(
-            ranks, key=lambda rank: list(Phase).index(rank.phase or Phase.START), default=None
-        )
-        losses = [rank.loss for rank in ranks if rank.loss is not None]
+        last = self._reasons[-1].step if self._reasons and not ranks else None
+        steps = [step for step in (last, *(rank.step for rank in ranks)) if step is not None]
+        saves = (self._history.saved_step, *(rank.saved_step for rank in ranks))
+        phases = [rank.phase or Phase.START for rank in ranks]
         status = RunStatus(
             run_id=self._job.run_id,
             state=state,
@@ -363,20 +360,16 @@ class Supervisor:
             hosts=self._before,
             spares=self._spares,
             excluded=self._avoided(),
-            phase=slowest.phase if slowest else None,
+            phase=min(phases, key=list(Phase).index, default=None),
             step=min(steps, default=None),
-            saved_step=max([*saved, *_known(self._history.saved_step)], default=None),
-            loss=losses[0] if losses else None,
+            saved_step=max((step for step in saves if step is not None), default=None),
+            loss=next((rank.loss for rank in ranks if rank.loss is not None), None),
             ranks=tuple(ranks),
             reasons=self._reasons,
             next_action=self._next_action,
             exit_code=None if code is None else int(code),
         )
         status.write(self._job.job_dir)
-
-
-def _known(step: int | None) -> list[int]:
-    return [] if step is None else [step]
 
 
 def supervise(job_dir: str) -> int:

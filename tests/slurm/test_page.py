@@ -18,7 +18,7 @@ PAGE = (REPOSITORY / "docs" / "slurm.md").read_text()
 
 
 def test_the_job_on_the_page_renders_to_the_options_on_the_page(tmp_path: pathlib.Path) -> None:
-    (example,) = [each for each in pages.examples("slurm") if each.kind == "yaml"]
+    example, *_ = [each for each in pages.examples("slurm") if each.kind == "yaml"]
     file = tmp_path / "job.yaml"
     file.write_text(example.text)
     spec = spec_reader.load(file, engine="slurm").spec
@@ -44,5 +44,5 @@ def options(folder: pathlib.Path) -> Options:
 
 def test_the_commands_of_the_laboratory_are_those_on_the_page() -> None:
     shown = set(re.findall(r"tests\.slurm (\w+)", PAGE))
-    assert shown == {"up", "env", "status", "cut", "down"}
+    assert shown == {"up", "env", "status", "cut", "off", "down"}
     assert set(commands.FAULTS) == {"cut", "mend", "off", "on"}
