@@ -34,6 +34,7 @@ from launch.watchdog import Limits, Watch
 
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
+_SETTABLE = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 _TAIL_BYTES = 32768
 _CAUSE, _MESSAGE, _TRACEBACK = 200, 2000, 20_000
 """Characters that are kept of what a process says of its end; it stands in every status."""
@@ -97,7 +98,7 @@ class RankProcess:
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     process_group=0,
-                    preexec_fn=functools.partial(_die_with, os.getpid()),
+                    preexec_fn=functools.partial(_begin, os.getpid()),
                 )
         except (OSError, ValueError) as error:
             message = self._hide(f"{command[0]} cannot be started: {error}")
@@ -283,8 +284,13 @@ def write_pids(path: pathlib.Path, pids: Sequence[int]) -> None:
     replace_file(path, text="".join(f"{pid} {started(pid) or 0}\n" for pid in pids if pid))
 
 
-def _die_with(agent: int) -> None:
-    """In the child: SIGKILL when the agent ends, however it ends, and if it just did."""
+def _begin(agent: int) -> None:
+    """In the child: signals as the kernel has them, whatever nohup or a shell has made of them.
+
+    SIGKILL when the agent ends, however it ends, and if it just did.
+    """
+    for number in _SETTABLE:
+        signal.signal(number, signal.SIG_DFL)
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != agent:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -7,7 +7,7 @@ import pathlib
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -72,10 +72,20 @@ def test_any_exit_code_is_told(started: Made, code: int) -> None:
     assert ended(started(f"exit {code}")).code == code
 
 
+@pytest.fixture
+def under_nohup() -> Iterator[None]:
+    """This process ignores what it does under nohup and a shell's &."""
+    numbers = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.mark.parametrize(
-    "number", [n for n in range(1, 65) if n not in (17, 18, 19, 20, 21, 22, 23, 28)]
+    "number", [n for n in range(1, 65) if n not in (17, 18, 19, 20, 21, 22, 23, 28, 32, 33)]
 )
-def test_death_by_any_signal_is_told(started: Made, number: int) -> None:
+def test_death_by_any_signal_is_told(under_nohup: None, started: Made, number: int) -> None:
     assert ended(started(f"kill -{number} $$; sleep 60")).code == 128 + number
 
 
