@@ -175,7 +175,8 @@ Side = Lockstep | Bare
 
 def strike(side: Side, fault: str) -> Strike:
     """Strikes a run that trains, and waits until it trains again."""
-    before = _wait_for(side, lambda: len(_rows(side.folder)) > 5)
+    # Long enough for a typical step to be known: until then a step may take step_max_s.
+    before = _wait_for(side, lambda: len(_rows(side.folder)) > 60)
     assert before is not None, f"{side.name} does not train; see {side.folder}"
     known = side.parts()
     began = time.time()
