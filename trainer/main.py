@@ -13,8 +13,9 @@ from absl import app, flags, logging
 from launch.contract import ExitCode, Phase
 from trainer import software, standard_streams
 from trainer.config_parser import rewrite_arguments
-from trainer.distributed import HEARTBEAT_S, INITIALIZATION_S, Participant, run_guarded
+from trainer.distributed import Participant, run_guarded
 from trainer.endings import UserError
+from trainer.joining import HEARTBEAT_S, INITIALIZATION_S
 from trainer.startup import StartupClock
 
 _GIN_FILE = flags.DEFINE_multi_string(

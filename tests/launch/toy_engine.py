@@ -65,8 +65,8 @@ class SupervisedToy(Toy):
     """One whose allocation runs a supervisor; the tests are that."""
 
     def gang(self, job: Job) -> None:
-        """Only asked whether it is there."""
-        raise NotImplementedError(job.run_id)
+        """Only asked whether it is there; that alone says that a supervisor runs."""
+        raise EngineError(f"{job.run_id}: no allocation of a toy can be entered.")
 
 
 def move(run_id: str, state: EngineState, *, code: int | None = None) -> None:

@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from launch.contract import Environment, RankExit, Reason
-from trainer import distributed
+from trainer import joining
 from trainer.config_parser import REPOSITORY
 from trainer.coordination import Alone
 
@@ -99,7 +99,7 @@ def start(tmp_path):
 
 
 def test_without_a_launcher_nothing_is_joined_and_jax_is_not_needed():
-    assert isinstance(distributed.join(None), Alone)
+    assert isinstance(joining.join(None), Alone)
 
 
 def test_one_process_stops_at_a_step_on_sigterm(start):

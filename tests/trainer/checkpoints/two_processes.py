@@ -8,7 +8,7 @@ import jax
 
 from launch.contract import Environment
 from trainer.coordination import Coordination
-from trainer.distributed import join
+from trainer.joining import join
 
 
 def main() -> None:
