@@ -97,6 +97,18 @@ def load(
     Raises:
       ConfigError: anything is wrong; it holds all problems with their places.
     """
+    tree, schema = build(files, bindings, schema=schema)
+    return LoadedConfig(run=cast(RunConfig, tree.instance), tree=tree, schema=schema)
+
+
+def build(
+    files: Sequence[str], bindings: Sequence[str] = (), *, schema: Schema | None = None
+) -> tuple[Node, Schema]:
+    """Builds the root class of a schema; see `load`.
+
+    Raises:
+      ConfigError: anything is wrong; it holds all problems with their places.
+    """
     parsed = config_parser.read(files, bindings=bindings)
     schema = schema or config_schema.standard()  # after parsing: imports may register classes
     checked = config_lint.check(parsed, schema=schema)
@@ -108,7 +120,7 @@ def load(
         builder.check_unused()
     if tree is None or builder.problems:
         raise ConfigError(tuple(dict.fromkeys(builder.problems)))
-    return LoadedConfig(run=cast(RunConfig, tree.instance), tree=tree, schema=schema)
+    return tree, schema
 
 
 def nodes_in(value: Any) -> Iterator[Node]:

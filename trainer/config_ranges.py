@@ -48,6 +48,7 @@ SEED = Range(0, 2**32 - 1)
 NOT_NEGATIVE = Range(0)
 POSITIVE = Range(0, above=True)
 SHARE = Range(0, 1)
+FRACTION = Range(0, 1, above=True)
 BELOW_ONE = Range(0, 1, below=True)
 AXIS = Range(-1, 2**31 - 1)
 """-1 takes the devices that are left; `MeshConfig.sizes` refuses 0."""
@@ -133,6 +134,28 @@ RANGES: Mapping[str, Range] = {
     "ScheduleConfig.decay_steps": SIZE,
     "ScheduleConfig.cooldown_steps": COUNT,
     "ScheduleConfig.final_ratio": SHARE,
+    "ChipConfig.peak_flops": POSITIVE,
+    "ChipConfig.peak_flops_8bit": NOT_NEGATIVE,
+    "ChipConfig.memory": POSITIVE,
+    "ChipConfig.memory_bandwidth": POSITIVE,
+    "ChipConfig.reserved": NOT_NEGATIVE,
+    "ChipConfig.matmul_efficiency": FRACTION,
+    "ChipConfig.attention_efficiency": FRACTION,
+    "ChipConfig.bandwidth_efficiency": FRACTION,
+    "LinkConfig.bandwidth": POSITIVE,
+    "LinkConfig.devices": COUNT,
+    "LinkConfig.dimensions": SIZE,
+    "LinkConfig.latency": NOT_NEGATIVE,
+    "ClusterConfig.devices": SIZE,
+    "ClusterConfig.per_host": SIZE,
+    "ClusterConfig.price": NOT_NEGATIVE,
+    "ClusterConfig.failures": NOT_NEGATIVE,
+    "ClusterConfig.host_memory": POSITIVE,
+    "ClusterConfig.host_bandwidth": POSITIVE,
+    "ClusterConfig.storage_write": POSITIVE,
+    "ClusterConfig.storage_read": POSITIVE,
+    "ClusterConfig.storage_price": NOT_NEGATIVE,
+    "ClusterConfig.repair": NOT_NEGATIVE,
 }
 """Field -> range; a class has the entries of its bases. None is no number and always passes."""
 

@@ -6,12 +6,12 @@ import typing
 
 import pytest
 
-from trainer import config, config_ranges, config_registry, config_schema
+from trainer import config, config_ranges, config_registry, config_schema, fleet
 from trainer.config_errors import ConfigError
 from trainer.config_parser import REPOSITORY
 from trainer.config_ranges import PATTERNS, RANGES, Range
 
-CLASSES = config_registry.CONFIGURABLES
+CLASSES = config_registry.CONFIGURABLES + fleet.CLASSES
 QUICKSTART = str(REPOSITORY / "configs/runs/quickstart.gin")
 
 

@@ -1,0 +1,48 @@
+"""``python -m partitioning.planner``: what a run needs, moves, takes and costs, before it runs."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+from launch.contract import ExitCode
+from partitioning.planner.command import PROGRAM, Parser
+from partitioning.planner.commands import shapes
+
+COMMANDS = (shapes,)
+"""Modules that register commands, in the order of the help."""
+
+_DESCRIPTION = """\
+Calculates without jax and without devices. Every value is shown with its terms; --policy=book shows
+what the documents print where that differs, and why. COMMAND --help has examples.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit status."""
+    top = Parser(
+        prog=PROGRAM, description=_DESCRIPTION, formatter_class=argparse.RawTextHelpFormatter
+    )
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for module in COMMANDS:
+        module.register(commands)
+    given = top.parse_args(argv)
+    try:
+        report = given.run(given)
+        plain = report.as_dict(given.policy) if given.json else None
+        print(json.dumps(plain, indent=1) if plain else report.show(given.policy))  # noqa: T201
+        sys.stdout.flush()
+    except ValueError as error:  # a ConfigError is one
+        print(error, file=sys.stderr)  # noqa: T201 - the console is this program's face
+        return int(ExitCode.CONFIGURATION)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 128 + 13
+    except KeyboardInterrupt:
+        return int(ExitCode.INTERRUPTED)
+    return report.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

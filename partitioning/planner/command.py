@@ -1,0 +1,116 @@
+"""What commands of the planner have in common: help with examples, --json, --policy, sizes."""
+
+import argparse
+import re
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from launch.contract import ExitCode
+from partitioning.planner.answers import Report
+
+PROGRAM = "python -m partitioning.planner"
+_DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
+_BINARY = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
+
+Given = argparse.Namespace
+
+
+class Parser(argparse.ArgumentParser):
+    """One whose mistakes leave with the code for configuration."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(int(ExitCode.CONFIGURATION), f"{message}\nSee {self.prog} --help.\n")
+
+
+def add(
+    commands: Any,
+    name: str,
+    help_text: str,
+    examples: Sequence[str],
+    *,
+    run: Callable[[Given], Report],
+) -> argparse.ArgumentParser:
+    """Adds a command.
+
+    Args:
+      commands: what ``add_subparsers`` returned.
+      name: of the command.
+      help_text: what it answers.
+      examples: command lines without the program.
+      run: turns the parsed arguments into what is shown; raises ValueError for the user.
+
+    Returns:
+      The command's parser, for its arguments.
+    """
+    shown = "\n".join(f"  {PROGRAM} {line}" for line in examples)
+    one: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=help_text.partition(". ")[0].rstrip("."),
+        description=textwrap.fill(help_text, 88),
+        epilog=f"examples:\n{shown}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    one.set_defaults(run=run)
+    one.add_argument("--json", action="store_true", help="Print one JSON object instead.")
+    one.add_argument(
+        "--policy",
+        choices=("right", "book"),
+        default="right",
+        help="book: what the documents print, with the reason why it differs.",
+    )
+    return one
+
+
+def number(text: str) -> float:
+    """Reads a decimal amount: 7e9, 70B, 1.5T, 100k.
+
+    Raises:
+      ArgumentTypeError: it is none, or not positive.
+    """
+    return _read(text, _DECIMAL, "70e9, 70B or 1.5T")
+
+
+def tokens(text: str) -> int:
+    """Reads a number of tokens, whose K, M and G are powers of two: 4M is 4,194,304.
+
+    Raises:
+      ArgumentTypeError: it is none, or not positive.
+    """
+    return round(_read(text, _BINARY, "4194304 or 4M, which is the same"))
+
+
+def positive(text: str) -> int:
+    """Reads a positive whole number.
+
+    Raises:
+      ArgumentTypeError: it is none.
+    """
+    if not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number.")
+    return int(text)
+
+
+def share(text: str) -> float:
+    """Reads a share: 0.1 or 10%.
+
+    Raises:
+      ArgumentTypeError: it is none, or not between 0 and 1.
+    """
+    try:
+        value = float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value <= 1.0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share; write 0.1 or 10%.")
+    return value
+
+
+def _read(text: str, scales: dict[str, int], example: str) -> float:
+    match = re.fullmatch(r"([0-9][0-9_,]*\.?[0-9]*(?:[eE][+-]?[0-9]+)?)([a-zA-Z]?)", text)
+    if match is None or match[2].lower() not in scales:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an amount; write {example}.")
+    value = float(match[1].replace("_", "").replace(",", "")) * scales[match[2].lower()]
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not positive.")
+    return value

@@ -1,0 +1,47 @@
+"""A plan: what a step computes, and how it is laid out over devices.
+
+Everything that the planner predicts is a function of a plan and a cluster. Imports no jax.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+from models.decoder_config import DecoderConfig
+from partitioning.mesh_config import RulesConfig
+from partitioning.traffic_step import Step, Work
+from trainer.optimizer_config import OptimizerConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One train step of a decoder on a mesh.
+
+    Attributes:
+      model: the decoder, with its rematerialisation and chunks of the loss.
+      sizes: mesh axis -> devices, all axes.
+      rules: what is sharded over them.
+      work: the global batch, its microbatches and the pipeline.
+      optimizer: whose state is kept.
+    """
+
+    model: DecoderConfig
+    sizes: Mapping[str, int]
+    rules: RulesConfig
+    work: Work
+    optimizer: OptimizerConfig
+
+    @property
+    def devices(self) -> int:
+        """Devices of the mesh."""
+        return math.prod(self.sizes.values())
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one step."""
+        return self.work.rows * self.work.length
+
+    @property
+    def step(self) -> Step:
+        """What the formulas of traffic.py read off it."""
+        return Step(model=self.model, sizes=self.sizes, rules=self.rules, work=self.work)

@@ -1,0 +1,60 @@
+"""Which devices a plan or a dry run is for: ``--cluster=h100_512``, read from gin files. No jax.
+
+A name stands for ``configs/clusters/NAME.gin``; ``KIND_N`` for N devices of the kind in
+``configs/clusters/KIND.gin``; a path for that file. A file binds ClusterConfig, or FleetConfig
+where there are several kinds.
+"""
+
+import pathlib
+import re
+from typing import cast
+
+from partitioning.planner.hardware import ChipConfig, ClusterConfig, FleetConfig, LinkConfig
+from trainer import config, config_parser
+from trainer.config_schema import Schema
+
+FOLDER = config_parser.REPOSITORY / "configs" / "clusters"
+CLASSES = (FleetConfig, ClusterConfig, ChipConfig, LinkConfig)
+"""What files of clusters may bind."""
+
+
+def load_fleet(name: str, *, bindings: tuple[str, ...] = ()) -> FleetConfig:
+    """Returns the clusters of a name or file.
+
+    Args:
+      name: see above.
+      bindings: ``ClusterConfig.price=1.5`` and the like.
+
+    Raises:
+      ValueError: there is no such cluster.
+      ConfigError: its file is wrong.
+    """
+    path, devices = _find(name)
+    bindings = (*devices, *bindings)
+    fleet = re.search(r"^FleetConfig\.", path.read_text(), re.MULTILINE)
+    root = FleetConfig if fleet else ClusterConfig
+    schema = Schema(root, {cls.__name__: cls for cls in CLASSES}, frozenset())
+    built = config.build([str(path)], bindings, schema=schema)[0].instance
+    return cast(FleetConfig, built) if fleet else FleetConfig(pools=(cast(ClusterConfig, built),))
+
+
+def cluster_names() -> list[str]:
+    """Returns the names that ``--cluster`` knows."""
+    return sorted(path.stem for path in FOLDER.glob("*.gin"))
+
+
+def _find(name: str) -> tuple[pathlib.Path, tuple[str, ...]]:
+    if name.endswith(".gin"):
+        path = pathlib.Path(name)
+        if path.is_file():
+            return path, ()
+        raise ValueError(f"--cluster={name}: there is no such file.")
+    if (path := FOLDER / f"{name}.gin").is_file():
+        return path, ()
+    kind, _, count = name.rpartition("_")
+    if count.isdigit() and int(count) > 0 and (path := FOLDER / f"{kind}.gin").is_file():
+        return path, (f"ClusterConfig.devices={count}",)
+    raise ValueError(
+        f"--cluster={name}: unknown. Known: {', '.join(cluster_names())}, each also with a number "
+        f"of devices, as in h100_512; or a gin file of your own, as configs/clusters/h100.gin is."
+    )
