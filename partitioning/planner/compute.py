@@ -1,0 +1,197 @@
+"""Seconds that one device computes in a step, by kind of work.
+
+Products are limited by arithmetic or by memory, whichever takes longer; small matrices fill the
+arithmetic units less. Elementwise work is limited by memory. The busiest device is meant; of a
+pipeline the stage's own work without the bubble. Standard library only.
+"""
+
+import dataclasses
+
+from partitioning.planner.block_work import BlockWork, Product, attended, block_work
+from partitioning.planner.hardware import ChipConfig
+from partitioning.planner.layout import leaves
+from partitioning.planner.memory import device_host_values, fused_attention
+from partitioning.planner.optimizer_state import state_elements, state_width
+from partitioning.planner.plan import Plan
+from partitioning.planner.step_flops import recomputes_attention
+from partitioning.traffic_step import WIDTH, Step
+
+TILE = 128
+"""Side of the blocks in which chips multiply: a dimension d fills ``d / (d + TILE)`` of them."""
+
+ATTENTION_BACKWARD = 2.5
+"""Of a fused kernel, in forward passes: scores are computed once more (Dao, 2023)."""
+
+LOSS_PASSES = 6
+"""Times that logits in float32 are read or written: maximum, sum, target, gradient."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compute:
+    """Seconds of one device and step.
+
+    Attributes:
+      products: with parameters, forward and backward.
+      attention: between activations.
+      elementwise: norms, rotary positions, activation functions, additions.
+      recomputed: everything that is computed a second time.
+      loss: of the logits, products apart.
+      optimizer: the update.
+      offloaded: bytes that activations send to the host and bring back.
+      state_offloaded: the same of the optimizer's state.
+      backward_ratio: a backward pass in forward passes, for the pipeline's table.
+    """
+
+    products: float
+    attention: float
+    elementwise: float
+    recomputed: float
+    loss: float
+    optimizer: float
+    offloaded: float
+    state_offloaded: float
+    backward_ratio: float
+
+    @property
+    def seconds(self) -> float:
+        """All but the update."""
+        return self.products + self.attention + self.elementwise + self.recomputed + self.loss
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Sums:
+    products: float = 0.0
+    attention: float = 0.0
+    elementwise: float = 0.0
+    recomputed: float = 0.0
+    forward: float = 0.0
+    backward: float = 0.0
+
+
+def compute(plan: Plan, *, chip: ChipConfig) -> Compute:
+    """Returns what one device computes."""
+    step, sums = plan.step, _Sums()
+    fused = fused_attention(plan.model, chip)
+    for part, kinds, times in step.blocks:
+        uses = step.uses(part)
+        for kind in kinds:
+            _add_block(
+                sums, step, kind, chip=chip, fused=fused, count=uses.runs * times, uses=uses.forward
+            )
+    head, again, loss = _head(step, chip)
+    sums.products += head
+    sums.recomputed += again
+    optimizer, moved = _optimizer(plan, chip)
+    return Compute(
+        products=sums.products,
+        attention=sums.attention,
+        elementwise=sums.elementwise,
+        recomputed=sums.recomputed,
+        loss=loss,
+        optimizer=optimizer,
+        offloaded=2 * device_host_values(step) * plan.work.microbatches,
+        state_offloaded=moved,
+        backward_ratio=sums.backward / sums.forward if sums.forward else 2.0,
+    )
+
+
+def _add_block(
+    sums: _Sums,
+    step: Step,
+    kind: str,
+    *,
+    chip: ChipConfig,
+    fused: bool,
+    count: float,
+    uses: int,
+) -> None:
+    work, model = block_work(step.model, kind), step.model
+    remat = model.remat_choices
+    kept = () if remat is None else remat.kept
+    forward = again = 0.0
+    for product in work.products:
+        seconds = product_seconds(step, product, chip=chip)
+        forward += seconds
+        if remat is not None and product.value and product.value not in kept:
+            again += seconds
+    attention = _attention(step, work, chip=chip, fused=fused)
+    elementwise = _elementwise(step, work) / (chip.memory_bandwidth * chip.bandwidth_efficiency)
+    if remat is not None:
+        again += elementwise
+    if recomputes_attention(model):
+        again += attention
+    once = forward + attention + elementwise
+    back = 2 * forward + ATTENTION_BACKWARD * attention + 2 * elementwise + again
+    sums.products += 3 * forward * count
+    sums.attention += (1 + ATTENTION_BACKWARD) * attention * count
+    sums.elementwise += 3 * elementwise * count
+    sums.recomputed += (again + (uses - 1) * once) * count
+    sums.forward += once * count
+    sums.backward += (back + (uses - 1) * once) * count
+
+
+def product_seconds(step: Step, product: Product, *, chip: ChipConfig) -> float:
+    """Returns the time of one product of one microbatch on one device, one pass."""
+    t = min(step.sizes["tensor"], product.whole)
+    m = step.tokens * product.rows
+    k = product.inputs / (1 if product.columns else t)
+    n = product.outputs / (t if product.columns else 1)
+    narrow = product.narrow and step.model.matmul != "default" and chip.peak_flops_8bit
+    peak = chip.peak_flops_8bit if narrow else chip.peak_flops
+    filled = m / (m + TILE) * (k / (k + TILE)) * (n / (n + TILE))
+    arithmetic = 2 * m * k * n / (peak * chip.matmul_efficiency * filled)
+    memory = (m * k + k * n + m * n) * step.width / chip.memory_bandwidth
+    return max(arithmetic, memory)
+
+
+def _attention(step: Step, work: BlockWork, *, chip: ChipConfig, fused: bool) -> float:
+    """Seconds of a forward pass of attention of one microbatch on one device."""
+    heads = work.heads / min(step.sizes["tensor"], step.model.heads)
+    keys = attended(step.work.length, window=work.window, causal=fused)
+    flops = 4 * step.tokens * heads * keys
+    if fused:
+        return flops / (chip.peak_flops * chip.attention_efficiency)
+    assert step.model.head_dim is not None
+    scores = step.tokens * heads / step.model.head_dim * keys
+    passes = 4 + 4 + 4 + step.width
+    return flops / (chip.peak_flops * chip.matmul_efficiency) + scores * passes / (
+        chip.memory_bandwidth * chip.bandwidth_efficiency
+    )
+
+
+def _elementwise(step: Step, work: BlockWork) -> float:
+    """Bytes that a forward pass reads and writes between products."""
+    t = step.sizes["tensor"]
+    around = t if step.sequence_parallel else 1
+    return step.tokens * step.width * (work.residual / around + work.inside / t)
+
+
+def _head(step: Step, chip: ChipConfig) -> tuple[float, float, float]:
+    """Seconds of the head's products, of those computed again, and of the loss."""
+    model, uses = step.model, step.uses("head")
+    product = Product(
+        value="",
+        inputs=model.embed_dim,
+        outputs=model.vocab_size,
+        columns=True,
+        whole=model.vocab_size,
+        narrow=False,
+    )
+    each = product_seconds(step, product, chip=chip)
+    again = (int(model.loss_chunks > 1) + uses.forward - 1) * each
+    logits = step.tokens * model.vocab_size / step.sizes["tensor"] * 4
+    passes = logits * LOSS_PASSES / (chip.memory_bandwidth * chip.bandwidth_efficiency)
+    return 3 * each * uses.runs, again * uses.runs, passes * uses.runs
+
+
+def _optimizer(plan: Plan, chip: ChipConfig) -> tuple[float, float]:
+    """Seconds of update and accumulation, and bytes of state that cross to the host and back."""
+    tree, width = leaves(plan), WIDTH[plan.model.param_dtype]
+    state = sum(state_elements(plan.optimizer, leaf) / leaf.state_ways for leaf in tree)
+    state *= state_width(plan.optimizer, param_dtype=plan.model.param_dtype)
+    own = sum(leaf.elements / leaf.state_ways for leaf in tree)
+    moved = own * 3 * width + 2 * state
+    if plan.work.microbatches > 1:
+        moved += own * plan.work.microbatches * (width + 8)
+    seconds = moved / (chip.memory_bandwidth * chip.bandwidth_efficiency)
+    return seconds, 2 * state if plan.optimizer.offload else 0.0

@@ -1,0 +1,84 @@
+"""How many ways each parameter of a plan is split; what memory and step time both start from.
+
+Standard library only.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+
+from models.decoder_config import DecoderConfig
+from partitioning.mesh_config import AXES, RulesConfig
+from partitioning.planner.decoder_parameters import parameters
+from partitioning.planner.plan import Plan
+from partitioning.rules import assign, optimizer_rules
+from partitioning.traffic_step import STAGE
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Leaf:
+    """One parameter on a mesh.
+
+    Attributes:
+      name: its path.
+      axes: logical axes.
+      shape: of the whole.
+      elements: of the whole.
+      ways: devices that share it.
+      state_ways: devices that share its optimizer state and gradient.
+      computing_ways: devices among which it stays split while it is used; the others gather it.
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    shape: tuple[int, ...]
+    elements: int
+    ways: int
+    state_ways: int
+    computing_ways: int
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether it belongs to the repeated pattern."""
+        return "/pattern/" in self.name
+
+
+def leaves(plan: Plan) -> tuple[Leaf, ...]:
+    """Returns every parameter of a plan's model."""
+    return _leaves(plan.model, sizes_key(plan.sizes), plan.rules)
+
+
+def sizes_key(sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """Returns the sizes of a mesh in the order of its axes."""
+    return tuple(sizes[axis] for axis in AXES)
+
+
+@functools.lru_cache(maxsize=4096)
+def _leaves(
+    model: DecoderConfig, sizes_of: tuple[int, ...], rules: RulesConfig
+) -> tuple[Leaf, ...]:
+    sizes = dict(zip(AXES, sizes_of, strict=True))
+    found = []
+    for name, (axes, shape) in parameters(model).items():
+        here, _ = assign(axes, shape=shape, rules=rules.parameters, sizes=sizes, name=name)
+        state, _ = assign(axes, shape=shape, rules=optimizer_rules(rules), sizes=sizes, name=name)
+        # Stages and experts keep their own; whatever splits the tokens is gathered for use.
+        stays = [
+            axis
+            for logical, split in zip(axes, here, strict=True)
+            for axis in split
+            if axis == "tensor" or (logical == "layers" and axis == STAGE) or logical == "experts"
+        ]
+        found.append(
+            Leaf(
+                name=name,
+                axes=axes,
+                shape=shape,
+                elements=math.prod(shape),
+                ways=math.prod(sizes[axis] for split in here for axis in split),
+                state_ways=math.prod(sizes[axis] for split in state for axis in split),
+                computing_ways=math.prod(sizes[axis] for axis in stays),
+            )
+        )
+    return tuple(found)
