@@ -12,12 +12,13 @@ from launch.contract import ExitCode
 from partitioning.planner import search as searching
 from partitioning.planner.answers import Policy, Quantity, shown
 from partitioning.planner.decoder_parameters import count, parameters
-from partitioning.planner.search import Candidate, Outcome, Rank, Refused, families
-from partitioning.planner.search_space import Question
+from partitioning.planner.plan import Plan
+from partitioning.planner.search import Candidate, Evaluations, Outcome, Rank, Refused, families
+from partitioning.planner.search_space import OFFLOADED, Question
 
-_ENDLESS = 10**18
 _TERMS = 3
 _REFUSED = 6
+_LOSERS = 10
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,6 +76,8 @@ class Advice:
         lines += ["The best plan, term by term:", *_waterfall(best), ""]
         lines += [f"Bottleneck: {best.prediction.bottleneck}.", ""]
         lines += ["Memory of the busiest device:", *_parts(best.memory.parts), ""]
+        if any(c.plan.model.remat == OFFLOADED for c in found.fitting):
+            lines += [f"offload all: DecoderConfig.remat = {OFFLOADED!r}", ""]
         lines += ["Why others lost:", *_losers(best, families(found.fitting)), ""]
         if found.refused:
             lines += ["What does not fit:", *_not_fitting(found.refused), ""]
@@ -110,21 +113,23 @@ class Advice:
         return f"Looked at {found.looked_at:,} plans in {self.seconds:.1f} s: {fitting}."
 
 
-def constraints(asked: Question, best: Candidate, *, rank: Rank) -> Iterator[Constraint]:
+def constraints(
+    asked: Question, best: Candidate, *, evaluations: Evaluations, rank: Rank
+) -> Iterator[Constraint]:
     """Yields what each fixed value costs, and what memory does.
 
     Each is a search of its own, without the one constraint and with all others.
     """
     for name in asked.fixed:
         fixed = {key: value for key, value in asked.fixed.items() if key != name}
-        free = searching.search(dataclasses.replace(asked, fixed=fixed), rank=rank).fitting
-        if free:
-            yield _constraint(f"--fix={name}={asked.fixed[name]}", best, free[0], rank=rank)
-    chip = dataclasses.replace(asked.cluster.chip, memory=_ENDLESS)
-    cluster = dataclasses.replace(asked.cluster, chip=chip)
-    free = searching.search(dataclasses.replace(asked, cluster=cluster), rank=rank).fitting
+        freed = dataclasses.replace(asked, fixed=fixed)
+        free = searching.search(freed, evaluations=evaluations, rank=rank).fitting[0]
+        yield _constraint(f"--fix={name}={asked.fixed[name]}", best, free, rank=rank)
+    free = searching.search(asked, evaluations=evaluations, rank=rank, endless_memory=True).fitting[
+        0
+    ]
     memory = shown(asked.cluster.chip.memory, "B")
-    yield _constraint(f"{memory} of memory", best, free[0], rank=rank)
+    yield _constraint(f"{memory} of memory", best, free, rank=rank)
 
 
 def _constraint(name: str, best: Candidate, free: Candidate, *, rank: Rank) -> Constraint:
@@ -183,7 +188,7 @@ def _impossible(found: Outcome) -> list[str]:
     return [
         f"The plan that comes nearest needs {shown(memory.total, 'B')} on a device that has "
         f"{shown(memory.limit, 'B')} for it: {searching.shown(nearest.plan)}, remat "
-        f"{nearest.plan.model.remat}, {nearest.plan.work.microbatches} microbatches.",
+        f"{_remat(nearest.plan)}, {nearest.plan.work.microbatches} microbatches.",
         *_parts(memory.parts),
         f"State alone, in that layout, fills {least} devices of {asked.cluster.devices}. Give more "
         "devices, a smaller batch or length, --fix=offload=1 (optimizer state in host memory), "
@@ -209,7 +214,7 @@ def _table(found: Sequence[Candidate]) -> list[str]:
                 searching.shown(c.plan) + chunks,
                 c.layout.rules,
                 str(c.plan.work.microbatches),
-                c.plan.model.remat,
+                _remat(c.plan),
             )
         )
     widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
@@ -241,20 +246,26 @@ def _parts(parts: Sequence[Quantity]) -> list[str]:
 
 def _losers(best: Candidate, ways: Mapping[str, Candidate]) -> list[str]:
     mine = {q.name: q.value for q in best.prediction.waterfall}
+    others = [(name, other) for name, other in ways.items() if other is not best]
     lines = []
-    for name, other in ways.items():
-        if other is best:
-            continue
+    for name, other in others[:_LOSERS]:
         theirs = {q.name: q.value for q in other.prediction.waterfall}
         more = {key: theirs.get(key, 0.0) - mine.get(key, 0.0) for key in {*mine, *theirs}}
         worst = sorted(((v, k) for k, v in more.items() if v > 0), reverse=True)[:_TERMS]
         why = ", ".join(f"{key.replace('_', ' ')} +{shown(v, 's')}" for v, key in worst)
         lines.append(
             f"  {name} ({searching.shown(other.plan)}, {other.plan.work.microbatches} "
-            f"microbatches, remat {other.plan.model.remat}): {other.seconds / best.seconds:.2f}x "
+            f"microbatches, remat {_remat(other.plan)}): {other.seconds / best.seconds:.2f}x "
             f"the time: {why}"
         )
+    if len(others) > _LOSERS:
+        lines.append(f"  and {len(others) - _LOSERS} more ways, all slower (--json has them).")
     return lines or ["  There is no other way that fits."]
+
+
+def _remat(plan: Plan) -> str:
+    """Returns the policy, shorter where it moves all that it can to the host."""
+    return "offload all" if plan.model.remat == OFFLOADED else plan.model.remat
 
 
 def _not_fitting(refused: Sequence[Refused]) -> list[str]:

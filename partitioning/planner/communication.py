@@ -56,7 +56,9 @@ class AxisTraffic:
         )
 
 
-def communication(plan: Plan, *, cluster: ClusterConfig, work: "Compute") -> tuple[AxisTraffic, ...]:
+def communication(
+    plan: Plan, *, cluster: ClusterConfig, work: "Compute"
+) -> tuple[AxisTraffic, ...]:
     """Returns the traffic of a step by mesh axes."""
     step, vendor = plan.step, cluster.chip.vendor
     moved = expected(

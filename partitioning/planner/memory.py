@@ -185,9 +185,7 @@ def _block(step: Step, *, fused: bool) -> float:
 def _scores(step: Step) -> float:
     """Attention scores as XLA holds them: float32 twice, and the weights."""
     model = step.model
-    keys = step.work.length / (
-        step.sizes["context"] if model.context_attention == "ring" else 1
-    )
+    keys = step.work.length / (step.sizes["context"] if model.context_attention == "ring" else 1)
     heads = max(1.0, model.heads / step.sizes["tensor"])
     return step.tokens * keys * heads * (4 + 4 + 2)
 

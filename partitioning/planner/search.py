@@ -7,13 +7,15 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Literal
 
+from partitioning.planner.hardware import ClusterConfig
 from partitioning.planner.memory import MemoryUse, device_memory
 from partitioning.planner.plan import Plan
-from partitioning.planner.search_space import Layout, Question, layouts, plans, remats
+from partitioning.planner.search_space import Layout, Question, layouts, plans, ways
 from partitioning.planner.step_time import Prediction, predict
 
 Rank = Literal["time", "money"]
 HOUR = 3600.0
+_Key = tuple[Layout, str, int, str, bool]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,17 +79,45 @@ class Outcome:
     refused: tuple[Refused, ...]
     looked_at: int
 
-    def under(self, **fixed: int | str) -> tuple[Candidate, ...]:
-        """Returns the fitting plans that have these values; see ``choices``."""
-        return tuple(
-            c
-            for c in self.fitting
-            if all(choices(c.plan, rules=c.layout.rules)[name] == v for name, v in fixed.items())
-        )
+
+class Evaluations:
+    """What was predicted so far: searches that differ in what is fixed share most plans."""
+
+    def __init__(self, cluster: ClusterConfig) -> None:
+        """Predicts for one cluster, however much memory its devices have."""
+        self.cluster = cluster
+        self._memory: dict[_Key, MemoryUse] = {}
+        self._predictions: dict[_Key, Prediction] = {}
+
+    def memory(self, layout: Layout, plan: Plan) -> MemoryUse:
+        """Returns what a plan needs."""
+        key = _key(layout, plan)
+        if key not in self._memory:
+            self._memory[key] = device_memory(plan, chip=self.cluster.chip)
+        return self._memory[key]
+
+    def prediction(self, layout: Layout, plan: Plan) -> Prediction:
+        """Returns how long its step takes."""
+        key = _key(layout, plan)
+        if key not in self._predictions:
+            self._predictions[key] = predict(plan, cluster=self.cluster)
+        return self._predictions[key]
 
 
-def search(asked: Question, *, rank: Rank = "time") -> Outcome:
+def search(
+    asked: Question,
+    *,
+    evaluations: Evaluations,
+    rank: Rank = "time",
+    endless_memory: bool = False,
+) -> Outcome:
     """Evaluates the plans of a question.
+
+    Args:
+      asked: the question.
+      evaluations: of its cluster.
+      rank: by what plans are ranked.
+      endless_memory: take what does not fit, too: what would be best then?
 
     Raises:
       ValueError: nothing divides, so that there is no plan at all.
@@ -98,21 +128,27 @@ def search(asked: Question, *, rank: Rank = "time") -> Outcome:
     for layout in layouts(asked):
         least: Refused | None = None
         found = False
-        for policy in remats(asked, layout):
+        for remat, attention in ways(asked, layout):
             best: Candidate | None = None
-            for plan in plans(asked, layout, remat=policy):
-                memory = device_memory(plan, chip=asked.cluster.chip)
+            for plan in plans(asked, layout, remat=remat, attention=attention):
+                memory = evaluations.memory(layout, plan)
                 looked_at += 1
-                if not memory.fits:
+                if not memory.fits and not endless_memory:
                     if least is None or memory.total < least.memory.total:
                         least = Refused(layout=layout, plan=plan, memory=memory)
                     continue
                 found = True
-                candidate = _evaluated(asked, layout, plan, memory)
+                candidate = Candidate(
+                    layout=layout,
+                    plan=plan,
+                    memory=memory,
+                    prediction=evaluations.prediction(layout, plan),
+                    price=asked.cluster.price,
+                )
                 if best is None or order(candidate, rank) < order(best, rank):
                     best = candidate
-                if _more_is_worse(layout):
-                    break
+                if layout.mesh["stage"] == 1:
+                    break  # there is no bubble that more microbatches would fill
             fitting += [best] if best else []
         refused += [least] if least and not found else []
     if not looked_at:
@@ -120,7 +156,7 @@ def search(asked: Question, *, rank: Rank = "time") -> Outcome:
     return Outcome(
         asked=asked,
         fitting=tuple(sorted(fitting, key=lambda c: order(c, rank))),
-        refused=tuple(sorted(refused, key=lambda r: r.memory.total / r.memory.limit)),
+        refused=tuple(sorted(refused, key=lambda r: r.memory.total)),
         looked_at=looked_at,
     )
 
@@ -138,25 +174,16 @@ def choices(plan: Plan, *, rules: str) -> dict[str, int | str]:
     }
 
 
-def _evaluated(asked: Question, layout: Layout, plan: Plan, memory: MemoryUse) -> Candidate:
-    return Candidate(
-        layout=layout,
-        plan=plan,
-        memory=memory,
-        prediction=predict(plan, cluster=asked.cluster),
-        price=asked.cluster.price,
-    )
-
-
 def order(candidate: Candidate, rank: Rank) -> tuple[float, float]:
-    """Returns what plans are sorted by; of equally fast ones, what holds less comes first."""
+    """Returns what plans are sorted by; of about equally fast ones, what holds less comes first."""
     first = candidate.seconds if rank == "time" else candidate.cost
-    return (float(f"{first:.4g}"), candidate.memory.total)
+    return (float(f"{first:.3g}"), candidate.memory.total)
 
 
-def _more_is_worse(layout: Layout) -> bool:
-    """Whether more microbatches only cost: without stages there is no bubble to fill."""
-    return layout.mesh["stage"] == 1 and layout.mesh["context"] == 1
+def _key(layout: Layout, plan: Plan) -> _Key:
+    model = plan.model
+    offload = plan.optimizer.offload
+    return layout, model.remat, plan.work.microbatches, model.context_attention, offload
 
 
 def _nothing(asked: Question) -> str:

@@ -10,7 +10,7 @@ import functools
 import math
 from collections.abc import Iterator, Mapping
 
-from models.decoder_config import DecoderConfig, has_experts
+from models.decoder_config import ContextAttention, DecoderConfig, has_experts
 from models.remat import SELECTIVE
 from partitioning.mesh_config import AXES, PipelineConfig, RulesConfig
 from partitioning.planner.hardware import ClusterConfig
@@ -33,6 +33,8 @@ _SHORTEST_SHARE = 2048
 _LONG_ROW = 32_768
 _MOST_STAGES = 64
 _MOST_CHUNKS = 4
+_MOST_ROWS = 4
+"""Rows of a microbatch in a pipeline: more only make its bubble larger."""
 _LOGITS = 2e9
 """Bytes of float32 logits, of one chunk of the loss, that a device should hold at most."""
 
@@ -105,31 +107,41 @@ def layouts(asked: Question) -> Iterator[Layout]:
                             yield Layout(rules=rules, sizes=ordered, chunks=chunks)
 
 
-def plans(asked: Question, layout: Layout, *, remat: str) -> Iterator[Plan]:
-    """Yields the plans of a layout with one rematerialisation, fewest microbatches first."""
+def plans(
+    asked: Question, layout: Layout, *, remat: str, attention: ContextAttention
+) -> Iterator[Plan]:
+    """Yields the plans of a layout that differ in microbatches, fewest first."""
     rows, left = divmod(asked.rows, layout.shards)
     if left or not rows:
         return
     stage = layout.mesh["stage"]
-    for count in _divisors(rows):
-        if not asked.allows("microbatches", count) or count < stage:
-            continue
-        if layout.chunks > 1 and count % stage:
-            continue
-        for attention in _attentions(asked, layout):
-            yield _plan(asked, layout, remat=remat, microbatches=count, attention=attention)
+    counts = [
+        count
+        for count in _divisors(rows)
+        if asked.allows("microbatches", count)
+        and count >= stage
+        and not (layout.chunks > 1 and count % stage)
+    ]
+    if stage > 1:
+        counts = [count for count in counts if rows // count <= _MOST_ROWS] or counts[-1:]
+    for count in counts:
+        yield _plan(asked, layout, remat=remat, microbatches=count, attention=attention)
 
 
-def remats(asked: Question, layout: Layout) -> list[str]:
-    """Returns the rematerialisations that make sense for a layout, what holds most first."""
-    if "remat" in asked.fixed:
-        return [str(asked.fixed["remat"])]
-    no_offload = layout.mesh["stage"] > 1 or not asked.cluster.host_bandwidth
-    return [policy for policy in REMATS if not (policy == OFFLOADED and no_offload)]
+def ways(asked: Question, layout: Layout) -> list[tuple[str, ContextAttention]]:
+    """Returns (remat, attention over context) that make sense; what holds most comes first."""
+    policies = [str(asked.fixed["remat"])] if "remat" in asked.fixed else list(REMATS)
+    if "remat" not in asked.fixed and layout.mesh["stage"] > 1:
+        policies.remove(OFFLOADED)  # a stage keeps its inputs only: nothing would wait
+    attentions: list[ContextAttention] = [asked.model.context_attention]
+    if layout.mesh["context"] > 1:
+        every: tuple[ContextAttention, ...] = ("ring", "all_gather")
+        attentions = [way for way in every if asked.allows("context_attention", way)]
+    return [(policy, attention) for policy in policies for attention in attentions]
 
 
 def _plan(
-    asked: Question, layout: Layout, *, remat: str, microbatches: int, attention: str
+    asked: Question, layout: Layout, *, remat: str, microbatches: int, attention: ContextAttention
 ) -> Plan:
     tokens = asked.rows // layout.shards // microbatches * asked.length
     model = _model(
@@ -158,7 +170,9 @@ def _plan(
 
 
 @functools.lru_cache(maxsize=4096)
-def _model(model: DecoderConfig, *, remat: str, attention: str, chunks: int) -> DecoderConfig:
+def _model(
+    model: DecoderConfig, *, remat: str, attention: ContextAttention, chunks: int
+) -> DecoderConfig:
     # An offloading model has to scan, which says nothing of one that does not.
     scan = True if "offload" in remat and not model.scanned else model.scan_layers
     return dataclasses.replace(
@@ -286,15 +300,6 @@ def _chunks(asked: Question, stage: int) -> Iterator[int]:
     for chunks in range(1, _MOST_CHUNKS + 1):
         if chunks == 1 or (stage > 1 and asked.model.repeats % (stage * chunks) == 0):
             yield chunks
-
-
-def _attentions(asked: Question, layout: Layout) -> Iterator[str]:
-    if layout.mesh["context"] == 1:
-        yield asked.model.context_attention
-        return
-    for way in ("ring", "all_gather"):
-        if asked.allows("context_attention", way):
-            yield way
 
 
 def _fixed(asked: Question, axis: str, devices: int) -> Iterator[int]:

@@ -14,7 +14,8 @@ import tempfile
 from typing import Any
 
 from partitioning.planner.plan_file import Source, gin_text
-from partitioning.planner.search import Candidate, Outcome, Rank, choices, order
+from partitioning.planner.search import Candidate, Outcome, Rank, order, shown
+from partitioning.planner.step_time import Prediction
 
 _LIMIT_S = 900.0
 
@@ -25,14 +26,12 @@ class Verdict:
 
     Attributes:
       fits: whether the compiled step fits; None where it could not be compiled.
-      peak: bytes of the busiest device.
-      seconds: predicted time with the counted traffic.
+      prediction: with the traffic that was counted.
       said: for people, in one line.
     """
 
     fits: bool | None
-    peak: float
-    seconds: float
+    prediction: Prediction
     said: str
 
 
@@ -51,8 +50,7 @@ def verified(
         verdict = _verdict(candidate, source)
         said.append(f"Plan {number}: {verdict.said}")
         if verdict.fits is not False:
-            prediction = dataclasses.replace(candidate.prediction, seconds=verdict.seconds)
-            new = dataclasses.replace(candidate, prediction=prediction)
+            new = dataclasses.replace(candidate, prediction=verdict.prediction)
             kept.append((verdict.fits is None, order(new, rank), new))
     kept.sort(key=lambda item: item[:2])
     best = tuple(candidate for _, _, candidate in kept)
@@ -63,23 +61,17 @@ def _verdict(candidate: Candidate, source: Source) -> Verdict:
     try:
         found = _dry_run(candidate, source)
     except (subprocess.TimeoutExpired, ValueError) as error:
-        return Verdict(
-            fits=None,
-            peak=0.0,
-            seconds=candidate.seconds,
-            said=f"not verified: {str(error).splitlines()[0]}",
-        )
-    peak = float(found["memory"]["peak"])
-    seconds = _seconds(candidate, found["traffic"])
-    made = choices(candidate.plan, rules=candidate.layout.rules)
-    shown = ", ".join(f"{k}={v}" for k, v in made.items() if v not in (0, 1))
-    fits = bool(found["fits"])
+        said = f"not verified: {str(error).splitlines()[0]}"
+        return Verdict(fits=None, prediction=candidate.prediction, said=said)
+    peak, fits = float(found["memory"]["peak"]), bool(found["fits"])
+    prediction = _counted(candidate, found["traffic"])
     said = (
-        f"{shown}: compiled, {peak / 1e9:.1f} GB against {candidate.memory.total / 1e9:.1f} by "
-        f"formula, {'fits' if fits else 'does NOT fit'}; {seconds:.3f} s a step with the bytes "
+        f"{shown(candidate.plan)}, remat {candidate.plan.model.remat}: compiled, "
+        f"{peak / 1e9:.1f} GB against {candidate.memory.total / 1e9:.1f} by formula, "
+        f"{'fits' if fits else 'does NOT fit'}; {prediction.seconds:.3f} s a step with the bytes "
         "that were counted."
     )
-    return Verdict(fits=fits, peak=peak, seconds=seconds, said=said)
+    return Verdict(fits=fits, prediction=prediction, said=said)
 
 
 def _dry_run(candidate: Candidate, source: Source) -> dict[str, Any]:
@@ -104,12 +96,15 @@ def _dry_run(candidate: Candidate, source: Source) -> dict[str, Any]:
     return found
 
 
-def _seconds(candidate: Candidate, traffic: list[dict[str, Any]]) -> float:
-    """Returns the predicted time with exposed communication in proportion to counted bytes."""
+def _counted(candidate: Candidate, traffic: list[dict[str, Any]]) -> Prediction:
+    """Returns the prediction with exposed communication in proportion to counted bytes."""
     ratios = {
-        "+".join(row["axes"]): row["counted"] / row["formula"] for row in traffic if row["formula"]
+        f"exposed_{'_'.join(row['axes'])}": row["counted"] / row["formula"]
+        for row in traffic
+        if row["formula"]
     }
-    exposed = candidate.prediction.exposed
-    return candidate.seconds + sum(
-        seconds * (ratios.get(axes, 1.0) - 1.0) for axes, seconds in exposed.items()
+    waterfall = tuple(
+        dataclasses.replace(part, value=part.value * ratios.get(part.name, 1.0))
+        for part in candidate.prediction.waterfall
     )
+    return dataclasses.replace(candidate.prediction, waterfall=waterfall)

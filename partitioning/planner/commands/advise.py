@@ -9,14 +9,14 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from partitioning.planner.advice import Advice, constraints
+from partitioning.planner.advice import Advice, Constraint, constraints
 from partitioning.planner.answers import Policy
 from partitioning.planner.command import Given, add, positive, tokens
 from partitioning.planner.drawing import draw
 from partitioning.planner.hardware import ClusterConfig
 from partitioning.planner.inputs import Parts, decoder_of, load_inputs, rule_file
 from partitioning.planner.plan_file import Source, gin_text, write
-from partitioning.planner.search import search
+from partitioning.planner.search import Evaluations, search
 from partitioning.planner.search_space import FIXABLE, RULE_SETS, Question
 from partitioning.planner.verification import verified
 from trainer.fleet import load_fleet
@@ -121,14 +121,16 @@ def _of_pool(given: Given, sources: Any, cluster: ClusterConfig, *, several: boo
     if several or sys.stderr.isatty():
         print(f"Searching {cluster.devices} x {cluster.chip.name} ...", file=sys.stderr)  # noqa: T201
     start = time.monotonic()
-    outcome = search(asked, rank=given.rank)
+    evaluations = Evaluations(cluster)
+    outcome = search(asked, evaluations=evaluations, rank=given.rank)
     if given.verify and outcome.fitting:
         source = _source(given, sources, cluster)
         outcome, said = verified(outcome, most=given.verify, source=source, rank=given.rank)
         notes += said
-    costs = ()
+    costs: tuple[Constraint, ...] = ()
     if outcome.fitting:
-        costs = tuple(constraints(asked, outcome.fitting[0], rank=given.rank))
+        best = outcome.fitting[0]
+        costs = tuple(constraints(asked, best, evaluations=evaluations, rank=given.rank))
     return Advice(
         outcome=outcome,
         constraints=costs,
