@@ -62,6 +62,12 @@ def add(
     return one
 
 
+def group(commands: Any, name: str, help_text: str) -> Any:
+    """Adds a command that consists of others; returns what these are added to."""
+    one = commands.add_parser(name, help=help_text, description=f"{help_text}.")
+    return one.add_subparsers(dest="what", metavar="WHAT", required=True)
+
+
 def number(text: str) -> float:
     """Reads a decimal amount: 7e9, 70B, 1.5T, 100k.
 
@@ -89,6 +95,24 @@ def positive(text: str) -> int:
     if not text.isdigit() or not int(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number.")
     return int(text)
+
+
+def amount(text: str) -> float:
+    """Reads a decimal amount that may be 0.
+
+    Raises:
+      ArgumentTypeError: it is none, or negative.
+    """
+    return 0.0 if re.fullmatch(r"0+(\.0*)?", text) else number(text)
+
+
+def count(text: str) -> int:
+    """Reads a whole number that may be 0.
+
+    Raises:
+      ArgumentTypeError: it is none, or negative.
+    """
+    return 0 if text == "0" else positive(text)
 
 
 def share(text: str) -> float:

@@ -10,7 +10,7 @@ from typing import Literal
 from partitioning.planner.hardware import ClusterConfig
 from partitioning.planner.memory import MemoryUse, device_memory
 from partitioning.planner.plan import Plan
-from partitioning.planner.search_space import Layout, Question, layouts, plans, ways
+from partitioning.planner.search_space import Layout, Question, layouts, plans, remats
 from partitioning.planner.step_time import Prediction, predict
 
 Rank = Literal["time", "money"]
@@ -128,9 +128,9 @@ def search(
     for layout in layouts(asked):
         least: Refused | None = None
         found = False
-        for remat, attention in ways(asked, layout):
+        for remat in remats(asked, layout):
             best: Candidate | None = None
-            for plan in plans(asked, layout, remat=remat, attention=attention):
+            for plan in plans(asked, layout, remat=remat):
                 memory = evaluations.memory(layout, plan)
                 looked_at += 1
                 if not memory.fits and not endless_memory:

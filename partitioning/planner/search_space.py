@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterator, Mapping
+from typing import cast
 
 from models.decoder_config import ContextAttention, DecoderConfig, has_experts
 from models.remat import SELECTIVE
@@ -107,9 +108,7 @@ def layouts(asked: Question) -> Iterator[Layout]:
                             yield Layout(rules=rules, sizes=ordered, chunks=chunks)
 
 
-def plans(
-    asked: Question, layout: Layout, *, remat: str, attention: ContextAttention
-) -> Iterator[Plan]:
+def plans(asked: Question, layout: Layout, *, remat: str) -> Iterator[Plan]:
     """Yields the plans of a layout that differ in microbatches, fewest first."""
     rows, left = divmod(asked.rows, layout.shards)
     if left or not rows:
@@ -124,20 +123,17 @@ def plans(
     ]
     if stage > 1:
         counts = [count for count in counts if rows // count <= _MOST_ROWS] or counts[-1:]
+    attention = _attention(asked, layout)
     for count in counts:
         yield _plan(asked, layout, remat=remat, microbatches=count, attention=attention)
 
 
-def ways(asked: Question, layout: Layout) -> list[tuple[str, ContextAttention]]:
-    """Returns (remat, attention over context) that make sense; what holds most comes first."""
-    policies = [str(asked.fixed["remat"])] if "remat" in asked.fixed else list(REMATS)
-    if "remat" not in asked.fixed and layout.mesh["stage"] > 1:
-        policies.remove(OFFLOADED)  # a stage keeps its inputs only: nothing would wait
-    attentions: list[ContextAttention] = [asked.model.context_attention]
-    if layout.mesh["context"] > 1:
-        every: tuple[ContextAttention, ...] = ("ring", "all_gather")
-        attentions = [way for way in every if asked.allows("context_attention", way)]
-    return [(policy, attention) for policy in policies for attention in attentions]
+def remats(asked: Question, layout: Layout) -> list[str]:
+    """Returns the rematerialisations that make sense for a layout, what holds most first."""
+    if "remat" in asked.fixed:
+        return [str(asked.fixed["remat"])]
+    # A stage of a pipeline keeps its inputs only: nothing would wait in host memory.
+    return [r for r in REMATS if not (r == OFFLOADED and layout.mesh["stage"] > 1)]
 
 
 def _plan(
@@ -300,6 +296,14 @@ def _chunks(asked: Question, stage: int) -> Iterator[int]:
     for chunks in range(1, _MOST_CHUNKS + 1):
         if chunks == 1 or (stage > 1 and asked.model.repeats % (stage * chunks) == 0):
             yield chunks
+
+
+def _attention(asked: Question, layout: Layout) -> ContextAttention:
+    """A ring holds less and computes half, except in a pipeline, whose idle ticks it fills."""
+    if layout.mesh["context"] == 1:
+        return asked.model.context_attention
+    best: ContextAttention = "ring" if layout.mesh["stage"] == 1 else "all_gather"
+    return cast(ContextAttention, asked.fixed.get("context_attention", best))
 
 
 def _fixed(asked: Question, axis: str, devices: int) -> Iterator[int]:

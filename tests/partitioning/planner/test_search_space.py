@@ -13,7 +13,7 @@ from partitioning.mesh_config import MeshConfig
 from partitioning.planner.decoder_parameters import parameters
 from partitioning.planner.inputs import load_inputs, rule_file
 from partitioning.planner.plan import Plan
-from partitioning.planner.search_space import RULE_SETS, Question, layouts, plans, ways
+from partitioning.planner.search_space import RULE_SETS, Question, layouts, plans, remats
 from trainer import config
 from trainer.context_length import check_context
 from trainer.fleet import load_fleet
@@ -73,8 +73,7 @@ def test_the_trainer_would_take_every_plan(model, devices, rows, length, random)
     found = list(layouts(asked))
     for layout in random.sample(found, min(20, len(found))):
         assert math.prod(layout.mesh.values()) == devices
-        remat, attention = random.choice(ways(asked, layout))
-        for plan in plans(asked, layout, remat=remat, attention=attention):
+        for plan in plans(asked, layout, remat=random.choice(remats(asked, layout))):
             run = run_of(plan)
             check_batch(run, sizes=plan.sizes)
             check_loss_chunks(run)
@@ -140,7 +139,6 @@ def test_the_fewest_microbatches_come_first_and_fill_the_stages() -> None:
         question("llama3_70b", 512, 512, 8192), fixed={"stage": 4, "tensor": 8, "chunks": 2}
     )
     for layout in layouts(asked):
-        found = plans(asked, layout, remat="full", attention="ring")
-        counts = [plan.work.microbatches for plan in found]
+        counts = [plan.work.microbatches for plan in plans(asked, layout, remat="full")]
         assert counts == sorted(counts)
         assert all(count >= 4 and count % 4 == 0 for count in counts)
