@@ -126,7 +126,7 @@ class Shared:
       jobs: all jobs, ended.
       busy: host-seconds of work by team.
       until: second of the last event.
-      reclaims: seconds that jobs within their team's quota waited for borrowers to give way.
+      reclaims: seconds that jobs waited for others to give way to them.
       most: most hosts that were in use at any time.
     """
 
@@ -161,11 +161,14 @@ class _Simulation:
         self.waiting: list[Job] = []
         self.running: list[Job] = []
         self.held = dict.fromkeys(self.teams, 0)
+        self.promised = dict.fromkeys(self.teams, 0)
         self.free = cluster.hosts
         self.busy = dict.fromkeys(self.teams, 0.0)
         self.used = dict.fromkeys(self.teams, 0.0)
         self.reclaims: list[float] = []
         self.since: dict[int, float] = {}
+        """Job that others give way for -> when it asked."""
+        self.claimed = self.coming = 0
         self.most = 0
         for job in self.jobs:
             self._at(job.asked.at, "submitted", job)
@@ -215,6 +218,7 @@ class _Simulation:
             self.waiting.append(job)
         elif what == "freed" and job.giving_way:
             self._release(job)
+            self.coming -= job.asked.hosts
             job.giving_way, job.started = False, None
             self.waiting.append(job)
         elif what == "ended" and job in self.running and job.started is not None:
@@ -231,29 +235,26 @@ class _Simulation:
     def _decide(self) -> None:
         """Starts what can start, and asks borrowers and lower priorities to give way.
 
-        Hosts that give way for a job are kept for it, and what is free towards it.
+        Whoever asked has a claim: what is free and what is coming is kept for claims.
         """
-        coming = sum(job.asked.hosts for job in self.running if job.giving_way)
-        kept, first = 0, True
+        first = True
         shadow, spare = math.inf, self.cluster.hosts
         for job in self._queue():
-            delays = self._ends(job) > shadow
-            room = self.free - kept
-            if self._may(job) and job.asked.hosts <= (min(room, spare) if delays else room):
+            claims = job.asked.number in self.since
+            delays = self._ends(job) > shadow and not claims
+            kept = 0 if claims else max(0, self.claimed - self.coming)
+            room = min(self.free - kept, spare) if delays else self.free - kept
+            if job.asked.hosts <= room and (claims or self._may(job)):
                 spare -= job.asked.hosts if delays else 0
                 self._start(job)
                 continue
-            more = self._make_room(job, coming=coming)
-            if more is not None:
-                coming += more
-                taken = min(coming, job.asked.hosts)
-                coming -= taken
-                kept += job.asked.hosts - taken
+            if not claims:
+                self._make_room(job)
             if self.cluster.policy == "slurm" and first:
                 shadow, spare = self._reservation(job)
                 first = False
 
-    def _queue(self) -> list[Job]:
+    def _queue(self) -> list[Job] | Iterator[Job]:
         if self.cluster.policy == "slurm":
 
             def place(job: Job) -> tuple[float, ...]:
@@ -262,18 +263,29 @@ class _Simulation:
 
             return sorted(self.waiting, key=place)
 
-        def share(job: Job) -> tuple[float, ...]:
-            team = self.teams[job.asked.team]
-            after = self.held[team.name] + job.asked.hosts
-            borrows = max(0, after - team.hosts) / team.weight
-            return (borrows, -job.asked.priority, job.asked.at)
+        return self._heads()
 
-        return sorted(self.waiting, key=share)
+    def _heads(self) -> Iterator[Job]:
+        """Yields the first job of each team's queue in turn, whose team borrows least in front."""
+        queues: dict[str, list[Job]] = {}
+        for job in sorted(self.waiting, key=lambda j: (j.asked.priority, -j.asked.at)):
+            queues.setdefault(job.asked.team, []).append(job)  # the first job stands last
+        heads = [(self._place(queue[-1]), name) for name, queue in queues.items()]
+        heapq.heapify(heads)
+        while heads:
+            _, name = heapq.heappop(heads)
+            yield queues[name].pop()
+            if queues[name]:
+                heapq.heappush(heads, (self._place(queues[name][-1]), name))
+
+    def _place(self, job: Job) -> tuple[float, ...]:
+        team = self.teams[job.asked.team]
+        borrows = max(0, self._after(job) - team.hosts) / team.weight
+        return (borrows, -job.asked.priority, job.asked.at)
 
     def _may(self, job: Job) -> bool:
         """Whether a job stays within what its team may use."""
-        team = self.teams[job.asked.team]
-        return self.held[team.name] + job.asked.hosts <= self._most_of(team)
+        return self._after(job) <= self._most_of(self.teams[job.asked.team])
 
     def _ends(self, job: Job) -> float:
         return self.now + self.cluster.start + job.left
@@ -302,41 +314,43 @@ class _Simulation:
         if job.first_start is None:
             job.first_start = self.now
         if (asked := self.since.pop(job.asked.number, None)) is not None:
+            self.claimed -= job.asked.hosts
+            self.promised[job.asked.team] -= job.asked.hosts
             self.reclaims.append(self.now - asked)
         self._at(self._ends(job), "ended", job)
         self.most = max(self.most, self.cluster.hosts - self.free)
 
-    def _make_room(self, job: Job, *, coming: int) -> int | None:
-        """Asks others to give way, if that is enough.
-
-        Args:
-          job: who needs hosts.
-          coming: hosts that give way already, for no one else.
-
-        Returns:
-          hosts that were asked for now; None where it would not be enough.
-        """
+    def _make_room(self, job: Job) -> None:
+        """Asks others to give way if that is enough, and keeps for the job what they leave."""
         if not self._may(job):
-            return None
-        needed = job.asked.hosts - self.free - coming
+            return
+        needed = job.asked.hosts - max(0, self.free + self.coming - self.claimed)
         chosen: list[Job] = []
         for victim in self._victims(job) if needed > 0 else ():
             chosen.append(victim)
             needed -= victim.asked.hosts
             if needed <= 0:
                 break
-        if needed > 0:
-            return None
-        if self._owns(job):
-            self.since.setdefault(job.asked.number, self.now)
+        if needed > 0 or not chosen:
+            return
+        for victim in reversed(chosen[:-1]):  # whoever came first may be more than enough
+            if needed + victim.asked.hosts <= 0:
+                needed += victim.asked.hosts
+                chosen.remove(victim)
+        self.since[job.asked.number] = self.now
+        self.claimed += job.asked.hosts
+        self.promised[job.asked.team] += job.asked.hosts
         for victim in chosen:
             self._give_way(victim)
-        return sum(victim.asked.hosts for victim in chosen)
 
     def _owns(self, job: Job) -> bool:
         """Whether a job stays within its team's quota."""
-        team = self.teams[job.asked.team]
-        return self.held[team.name] + job.asked.hosts <= team.hosts
+        return self._after(job) <= self.teams[job.asked.team].hosts
+
+    def _after(self, job: Job) -> int:
+        """Hosts of its team with it, and with those that its team's jobs wait for."""
+        team = job.asked.team
+        return self.held[team] + self.promised[team] + job.asked.hosts
 
     def _victims(self, job: Job) -> Iterator[Job]:
         """Yields whom a job may stop, the one to stop first in front."""
@@ -373,6 +387,7 @@ class _Simulation:
         assert job.started is not None
         job.left -= max(0.0, min(job.left, self.now - job.started - self.cluster.start))
         job.giving_way = True
+        self.coming += job.asked.hosts
         job.preemptions += 1
         self._at(self.now + self.cluster.save, "freed", job)
 

@@ -1,6 +1,6 @@
 """What many teams submit to one cluster: small jobs mostly, a few large. Standard library only."""
 
-import dataclasses
+import math
 import random
 
 from partitioning.planner.cluster_simulation import JobRequest, SharedCluster, TeamShare
@@ -12,48 +12,64 @@ _MEDIAN_S, _SPREAD = 4 * 3600.0, 1.2
 """Of a job's length, a log-normal distribution."""
 
 
+def usual_jobs(hosts: int) -> int:
+    """Returns how many jobs at a time keep nine tenths of the hosts busy."""
+    size = sum(s * w for s, w in _SIZES) / sum(w for _, w in _SIZES)
+    return max(1, round(0.9 * hosts / size))
+
+
 def mix(
     *,
     hosts: int,
-    teams: int,
+    shares: tuple[TeamShare, ...],
     jobs: int,
     seed: int,
-    load: float = 0.9,
-    shares: tuple[TeamShare, ...] | None = None,
+    days: float = 3.0,
 ) -> tuple[SharedCluster, tuple[JobRequest, ...]]:
-    """Returns a cluster and what its teams submit; one of the jobs asks for half of it.
+    """Returns a cluster and what its teams submit: small jobs at random, and one of half its size.
 
     Args:
       hosts: of the cluster.
-      teams: how many equal teams own it.
-      jobs: how many they submit.
+      shares: who owns it.
+      jobs: how many would run at a time if none had to wait.
       seed: the same gives the same.
-      load: work that is submitted, over what the cluster could do in the time of submission.
-      shares: who owns it, if not equal teams.
+      days: within which they come.
     """
     chance = random.Random(seed)
-    each, over = divmod(hosts, teams)
-    shares = shares or tuple(
-        TeamShare(name=f"team-{i:02}", hosts=each + (i < over)) for i in range(teams)
-    )
+    mean = _MEDIAN_S * math.exp(_SPREAD**2 / 2)
+    window = days * 86_400.0
+    requests = [_request(chance, 0, shares, hosts, size=max(1, hosts // 2), at=window / 2)]
     sizes, weights = zip(*_SIZES, strict=True)
-    priorities, chances = zip(*_PRIORITIES, strict=True)
-    requests = []
-    for number in range(jobs):
-        size = chance.choices(sizes, weights)[0] if number else max(1, hosts // 2)
-        team = chance.choice(shares)
-        most = hosts if team.borrow is None else min(hosts, team.hosts + team.borrow)
-        requests.append(
-            JobRequest(
-                number=number,
-                team=team.name,
-                hosts=min(size, most),
-                seconds=_MEDIAN_S * chance.lognormvariate(0.0, _SPREAD),
-                at=chance.random(),
-                priority=chance.choices(priorities, chances)[0],
-            )
-        )
-    work = sum(request.hosts * request.seconds for request in requests)
-    within = work / (hosts * load)
-    placed = (dataclasses.replace(each, at=each.at * within) for each in requests)
-    return SharedCluster(hosts=hosts, teams=shares), tuple(placed)
+    now = 0.0
+    while (now := now + chance.expovariate(jobs / mean)) < window:
+        size = chance.choices(sizes, weights)[0]
+        requests.append(_request(chance, len(requests), shares, hosts, size=size, at=now))
+    return SharedCluster(hosts=hosts, teams=shares), tuple(requests)
+
+
+def equal_teams(count: int, *, hosts: int) -> tuple[TeamShare, ...]:
+    """Returns teams that own a cluster in equal parts."""
+    each, over = divmod(hosts, count)
+    return tuple(TeamShare(name=f"team-{i:02}", hosts=each + (i < over)) for i in range(count))
+
+
+def _request(
+    chance: random.Random,
+    number: int,
+    shares: tuple[TeamShare, ...],
+    hosts: int,
+    *,
+    size: int,
+    at: float,
+) -> JobRequest:
+    team = chance.choice(shares)
+    most = hosts if team.borrow is None else min(hosts, team.hosts + team.borrow)
+    priorities, weights = zip(*_PRIORITIES, strict=True)
+    return JobRequest(
+        number=number,
+        team=team.name,
+        hosts=min(size, most),
+        seconds=_MEDIAN_S * chance.lognormvariate(0.0, _SPREAD),
+        at=at,
+        priority=chance.choices(priorities, weights)[0],
+    )

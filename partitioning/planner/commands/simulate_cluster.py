@@ -8,6 +8,7 @@ import yaml
 
 from partitioning.planner.answers import Answer, Quantity, Section
 from partitioning.planner.cluster_simulation import (
+    Job,
     Shared,
     SharedCluster,
     TeamShare,
@@ -15,7 +16,7 @@ from partitioning.planner.cluster_simulation import (
     simulate_cluster,
 )
 from partitioning.planner.command import Given, add, amount, count, number, positive
-from partitioning.planner.job_mix import mix
+from partitioning.planner.job_mix import equal_teams, mix, usual_jobs
 from partitioning.planner.run_simulation import percentiles
 
 _SMALL = 8
@@ -40,10 +41,10 @@ def register(commands: Any) -> None:
     one.add_argument("--teams", type=positive, default=50, help="Equal teams (50).")
     one.add_argument("--teams_file", type=pathlib.Path, help="Teams as `launch.main admin` reads.")
     one.add_argument("--kind", help="Kind of accelerator in --teams_file; default: its first.")
-    one.add_argument("--jobs", type=positive, default=250)
     one.add_argument(
-        "--load", type=number, default=0.9, help="Work that comes, over what can be done (0.9)."
+        "--jobs", type=positive, help="That would run at a time; default: 90% of the hosts' worth."
     )
+    one.add_argument("--days", type=number, default=3.0, help="Within which jobs come (3).")
     one.add_argument("--engine", choices=("kueue", "slurm"), default="kueue")
     one.add_argument("--save", type=amount, default=60.0, help="Seconds to give way (60).")
     one.add_argument("--start", type=amount, default=30.0, help="Seconds to the first step (30).")
@@ -51,23 +52,19 @@ def register(commands: Any) -> None:
 
 
 def _simulate(given: Given) -> Answer:
-    owned = _teams(given) if given.teams_file else None
-    hosts = owned[0] if owned else given.devices // given.per_host
+    hosts = given.devices // given.per_host
     if hosts < 1:
         raise ValueError(f"--devices={given.devices} make no host of {given.per_host}.")
-    cluster, requests = mix(
-        hosts=hosts,
-        teams=given.teams,
-        shares=owned[1] if owned else None,
-        jobs=given.jobs,
-        seed=given.seed,
-        load=given.load,
-    )
+    owners = equal_teams(given.teams, hosts=hosts)
+    if given.teams_file:
+        hosts, owners = _teams(given)
+    jobs = given.jobs or usual_jobs(hosts)
+    cluster, requests = mix(hosts=hosts, shares=owners, jobs=jobs, seed=given.seed, days=given.days)
     cluster = dataclasses.replace(cluster, policy=given.engine, save=given.save, start=given.start)
-    found = simulate_cluster(cluster, requests)
+    found = simulate_cluster(cluster, requests, until=given.days * 86_400.0)
     devices = hosts * given.per_host
     return Answer(
-        title=f"{given.jobs} jobs of {len(cluster.teams)} teams on {devices:,} devices, "
+        title=f"{len(requests)} jobs, {jobs} at a time, of {len(cluster.teams)} teams on {devices:,} devices, "
         f"{given.engine}, seed {given.seed}",
         sections=(
             Section(name="waits", title="Waiting for the first start", quantities=_waits(found)),
@@ -110,14 +107,20 @@ def _teams(given: Given) -> tuple[int, tuple[TeamShare, ...]]:
 
 
 def _waits(found: Shared) -> tuple[Quantity, ...]:
-    every = [job.wait for job in found.jobs if job.wait is not None]
-    small = [j.wait for j in found.jobs if j.wait is not None and j.asked.hosts <= _SMALL]
+    # Who has not started by the end has waited at least so long.
+    waits = [(job.asked.hosts, _waited(job, found.until)) for job in found.jobs]
+    every = [wait for _, wait in waits]
+    small = [wait for hosts, wait in waits if hosts <= _SMALL]
     parts = {f"p{100 * q:.0f}": value for q, value in percentiles(every).items()}
     parts |= {
         f"p{100 * q:.0f}_of_jobs_up_to_{_SMALL}_hosts": value
         for q, value in percentiles(small).items()
     }
     return tuple(Quantity(name=name, value=value, unit="s") for name, value in parts.items())
+
+
+def _waited(job: Job, until: float) -> float:
+    return max(0.0, until - job.asked.at) if job.wait is None else job.wait
 
 
 def _use(found: Shared, cluster: SharedCluster) -> tuple[Quantity, ...]:

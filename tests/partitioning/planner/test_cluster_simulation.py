@@ -14,7 +14,7 @@ from partitioning.planner.cluster_simulation import (
     shares,
     simulate_cluster,
 )
-from partitioning.planner.job_mix import mix
+from partitioning.planner.job_mix import equal_teams, mix, usual_jobs
 
 TWO = (TeamShare(name="a", hosts=60, weight=60), TeamShare(name="b", hosts=40, weight=40))
 CLUSTER = SharedCluster(hosts=100, teams=TWO)
@@ -123,14 +123,23 @@ def test_slurm_stops_lower_priorities_only_and_does_not_delay_the_first() -> Non
     assert found.jobs[0].preemptions == 1
 
 
-def test_ten_thousand_devices_250_jobs_and_50_teams() -> None:
-    cluster, asked = mix(hosts=1280, teams=50, jobs=250, seed=0)
-    for policy in ("kueue", "slurm"):
-        found = simulate_cluster(dataclasses.replace(cluster, policy=policy), asked)
-        assert found.most <= 1280
-        assert all(each.ended is not None for each in found.jobs)
-        assert found == simulate_cluster(dataclasses.replace(cluster, policy=policy), asked)
-        assert sum(shares(found, cluster.teams).values()) == pytest.approx(1.0)
+@pytest.mark.parametrize("policy", ["kueue", "slurm"])
+def test_ten_thousand_devices_250_jobs_at_a_time_and_50_teams(policy) -> None:
+    teams = equal_teams(50, hosts=1280)
+    cluster, asked = mix(hosts=1280, shares=teams, jobs=250, seed=0, days=1.0)
+    cluster = dataclasses.replace(cluster, policy=policy)
+    found = simulate_cluster(cluster, asked)
+    assert 500 < len(asked) < 1000
+    assert 1000 < found.most <= 1280
+    assert all(each.ended is not None for each in found.jobs)
+    assert found == simulate_cluster(cluster, asked), "the same seed gives the same"
+    assert sum(shares(found, cluster.teams).values()) == pytest.approx(1.0)
+
+
+def test_usual_jobs_keep_a_cluster_busy() -> None:
+    assert usual_jobs(1280) == pytest.approx(250, rel=0.05)
+    assert usual_jobs(1) == 1
+    assert sum(team.hosts for team in equal_teams(7, hosts=100)) == 100
 
 
 def test_what_can_never_run_is_refused() -> None:
