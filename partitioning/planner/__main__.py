@@ -19,15 +19,20 @@ what the documents print where that differs, and why. COMMAND --help has example
 """
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns its exit status."""
+def parser() -> Parser:
+    """Returns the parser of all commands; what it parses has ``run``, which takes it."""
     top = Parser(
         prog=PROGRAM, description=_DESCRIPTION, formatter_class=argparse.RawTextHelpFormatter
     )
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for module in COMMANDS:
         module.register(commands)
-    given = top.parse_args(argv)
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit status."""
+    given = parser().parse_args(argv)
     try:
         report = given.run(given)
         plain = report.as_dict(given.policy) if given.json else None

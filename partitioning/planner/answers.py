@@ -7,6 +7,7 @@ which of the two is the answer, and both are always shown. Standard library only
 
 import dataclasses
 import math
+import textwrap
 from typing import Any, Literal, Protocol
 
 Policy = Literal["right", "book"]
@@ -72,11 +73,13 @@ class Section:
       name: key in JSON.
       title: heading.
       quantities: in the order in which they are shown.
+      text: what has no number, one paragraph each; shown before the quantities.
     """
 
     name: str
     title: str
-    quantities: tuple[Quantity, ...]
+    quantities: tuple[Quantity, ...] = ()
+    text: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,6 +103,8 @@ class Answer:
         lines = [self.title]
         for section in self.sections:
             lines += ["", section.title]
+            for paragraph in section.text:
+                lines += textwrap.wrap(paragraph, 96, initial_indent="  ", subsequent_indent="  ")
             lines += [f"  {line}" for line in _rows(section.quantities, policy)]
         if self.notes:
             lines += ["", *self.notes]
@@ -110,10 +115,7 @@ class Answer:
         return {
             "title": self.title,
             "policy": policy,
-            "sections": {
-                section.name: {q.name: _plain(q, policy) for q in section.quantities}
-                for section in self.sections
-            },
+            "sections": {section.name: _contents(section, policy) for section in self.sections},
             "notes": list(self.notes),
         }
 
@@ -181,6 +183,11 @@ def _other(quantity: Quantity, policy: Policy) -> str:
         else (quantity.book, quantity.book_formula)
     )
     return f"{shown(value, quantity.unit)}{f' = {formula}' if formula else ''}"
+
+
+def _contents(section: Section, policy: Policy) -> dict[str, Any]:
+    contents: dict[str, Any] = {q.name: _plain(q, policy) for q in section.quantities}
+    return contents | ({"text": list(section.text)} if section.text else {})
 
 
 def _plain(quantity: Quantity, policy: Policy) -> dict[str, Any]:
