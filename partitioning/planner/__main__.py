@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from launch.contract import ExitCode
 from partitioning.planner.command import PROGRAM, Parser
-from partitioning.planner.commands import shapes
+from partitioning.planner.commands import failing, layouts, links, paying, shapes, throughput
 
-COMMANDS = (shapes,)
+COMMANDS = (shapes, layouts, links, throughput, failing, paying)
 """Modules that register commands, in the order of the help."""
 
 _DESCRIPTION = """\

@@ -131,12 +131,22 @@ def shown(value: float, unit: str) -> str:
     if unit == "B":
         decimal, binary = _scaled(value, _SCALES["B"]), _scaled(value, _BINARY)
         return f"{decimal or f'{value:g} B'}{f' ({binary})' if binary else ''}"
+    if unit == "s" and 86_400 <= abs(value) < 3 * 86_400:
+        return f"{value / 3600:.4g} h"
     if unit in _SCALES:
         return _scaled(value, _SCALES[unit]) or f"{value:.4g} {unit}"
     number = f"{value:,.0f}" if float(value).is_integer() else f"{value:,.4g}"
     if not float(value).is_integer() and abs(value) >= 10_000:
         number = f"{value:,.1f}"
     return f"{number} {unit}".rstrip()
+
+
+def amount(value: float) -> str:
+    """Returns a number for a formula: 70e9, 989e12, 4,096, 0.125."""
+    if value and abs(value) >= 1e6:
+        power = int(math.log10(abs(value)) // 3 * 3)
+        return f"{value / 10**power:.6g}e{power}"
+    return f"{value:,.6g}"
 
 
 def _scaled(value: float, scales: tuple[tuple[float, str], ...]) -> str:

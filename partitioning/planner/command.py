@@ -80,6 +80,42 @@ def tokens(text: str) -> int:
     return round(_read(text, _BINARY, "4194304 or 4M, which is the same"))
 
 
+def seconds(text: str) -> float:
+    """Reads a duration: 90, 450ms, 10min, 4h, 30d.
+
+    Raises:
+      ArgumentTypeError: it is none, or negative.
+    """
+    match = re.fullmatch(r"([0-9]+\.?[0-9]*)(ms|s|min|h|d|)", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a duration; write 450ms, 90s, 10min, 4h or 30d."
+        )
+    return (
+        float(match[1]) * {"": 1, "ms": 1e-3, "s": 1, "min": 60, "h": 3600, "d": 86_400}[match[2]]
+    )
+
+
+def counted(text: str) -> int:
+    """Reads a whole number that may be 0.
+
+    Raises:
+      ArgumentTypeError: it is none.
+    """
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number.")
+    return int(text)
+
+
+def several(read: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
+    """Returns a reader of values with commas between them: 512,1024."""
+
+    def values(text: str) -> tuple[Any, ...]:
+        return tuple(read(one) for one in text.split(","))
+
+    return values
+
+
 def positive(text: str) -> int:
     """Reads a positive whole number.
 

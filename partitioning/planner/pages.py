@@ -1,7 +1,7 @@
 """``python -m partitioning.planner.pages``: writes what the planner says into the pages of docs/.
 
 A page holds marks, which are commands of the planner; what they print stands after them, and a test
-sees that it still does. Three lines make a block::
+sees that it still does. Two lines make a block::
 
     <!-- planner: failures --devices=512 -->
     <!-- end -->
