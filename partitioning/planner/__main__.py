@@ -8,9 +8,17 @@ from collections.abc import Sequence
 
 from launch.contract import ExitCode
 from partitioning.planner.command import PROGRAM, Parser
-from partitioning.planner.commands import failing, layouts, links, paying, shapes, throughput
+from partitioning.planner.commands import (
+    errata,
+    failing,
+    layouts,
+    links,
+    paying,
+    shapes,
+    throughput,
+)
 
-COMMANDS = (shapes, layouts, links, throughput, failing, paying)
+COMMANDS = (shapes, layouts, links, throughput, failing, paying, sheet, errata)
 """Modules that register commands, in the order of the help."""
 
 _DESCRIPTION = """\

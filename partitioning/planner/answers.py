@@ -102,7 +102,7 @@ class Answer:
         """Returns the answer as a table."""
         lines = [self.title]
         for section in self.sections:
-            lines += ["", section.title]
+            lines += ["", *textwrap.wrap(section.title, 98)]
             for paragraph in section.text:
                 lines += textwrap.wrap(paragraph, 96, initial_indent="  ", subsequent_indent="  ")
             lines += [f"  {line}" for line in _rows(section.quantities, policy)]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from launch.contract import ExitCode
-from partitioning.planner.answers import Report
+from partitioning.planner.answers import Report, Section
 
 PROGRAM = "python -m partitioning.planner"
 _DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
@@ -150,3 +150,18 @@ def _read(text: str, scales: dict[str, int], example: str) -> float:
     if value <= 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not positive.")
     return value
+
+
+def chosen(sections: Sequence[Section], names: str) -> tuple[Section, ...]:
+    """Returns the sections with these names, between commas; all if there are none.
+
+    Raises:
+      ValueError: one of them does not exist.
+    """
+    wanted = [name for name in names.split(",") if name]
+    known = {section.name.lower(): section for section in sections}
+    if unknown := [name for name in wanted if name.lower() not in known]:
+        raise ValueError(
+            f"There is no {', '.join(unknown)}; there are {', '.join(s.name for s in sections)}."
+        )
+    return tuple(known[name.lower()] for name in wanted) or tuple(sections)

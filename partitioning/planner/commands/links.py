@@ -1,4 +1,4 @@
-"""``collective`` and ``overlap``: what a step sends, how long that takes, and what of it is seen."""
+"""``collective`` and ``overlap``: what a step sends, and what of that is exposed."""
 
 import argparse
 import math
