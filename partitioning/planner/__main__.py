@@ -15,6 +15,7 @@ from partitioning.planner.commands import (
     links,
     paying,
     shapes,
+    sheet,
     throughput,
 )
 
