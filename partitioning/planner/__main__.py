@@ -14,12 +14,13 @@ from partitioning.planner.commands import (
     layouts,
     links,
     paying,
+    review,
     shapes,
     sheet,
     throughput,
 )
 
-COMMANDS = (shapes, layouts, links, throughput, failing, paying, sheet, errata)
+COMMANDS = (shapes, layouts, links, throughput, failing, paying, sheet, review, errata)
 """Modules that register commands, in the order of the help."""
 
 _DESCRIPTION = """\

@@ -63,3 +63,8 @@ def erratum(number: int, says: str, *text: str, figures: tuple[Quantity, ...] = 
         dataclasses.replace(q, note="") if q.note.startswith(f"E{number}:") else q for q in figures
     )
     return Section(name=f"E{number}", title=f"E{number}. {says}", text=text, quantities=own)
+
+
+def answered(name: str, topic: str, *text: str, figures: tuple[Quantity, ...] = ()) -> Section:
+    """Returns the answer to a review question."""
+    return Section(name=name, title=f"{name}. {topic}", text=text, quantities=figures)

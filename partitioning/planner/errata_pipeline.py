@@ -76,11 +76,11 @@ def _bound() -> Section:
     return erratum(
         35,
         "The design task asks for a bubble of at most 15% with 8 or more microbatches.",
-        "A plain pipeline of 4 stages cannot have it: it needs at most 2 _STAGES, or 3 chunks.",
+        "A plain pipeline of 4 stages cannot have it: it needs at most 2 stages, or 3 chunks.",
         figures=(
             share(_STAGES, microbatches=8, name="4_stages"),
             figure("most_stages", bubble.most_stages(8, at_most=0.15), "", "one chunk, M = 8"),
-            figure("least_chunks", chunks, "", "4 _STAGES, M = 8"),
+            figure("least_chunks", chunks, "", "4 stages, M = 8"),
             share(_STAGES, microbatches=8, chunks=2, name="2_chunks"),
             share(_STAGES, microbatches=8, chunks=3, name="3_chunks"),
         ),

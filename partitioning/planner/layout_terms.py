@@ -15,11 +15,11 @@ BOOK_NVLINK = 600e9
 
 NVLINK, INFINIBAND = 450e9, 50e9
 
-_PER_PARAMETER = {
-    0: "16 B",
-    1: "(4 + 12 / {n}) B",
-    2: "(2 + 14 / {n}) B",
-    3: "16 B / {n}",
+_STATE = {
+    0: "16 B x {p}",
+    1: "(4 + 12 / {n}) B x {p}",
+    2: "(2 + 14 / {n}) B x {p}",
+    3: "16 B x {p} / {n}",
 }
 
 
@@ -27,7 +27,7 @@ def state_bytes(parameters: float, *, zero: Zero, layout: Layout, name: str = ""
     """Returns bytes of all state on a device; the book's leaves tensor and pipeline out (E27)."""
     split = layout.tensor * layout.stage
     flat = Layout(data=layout.data, context=layout.context)
-    terms = f"{_PER_PARAMETER[zero].format(n=layout.replicas)} x {amount(parameters)}"
+    terms = _STATE[zero].format(n=layout.replicas, p=amount(parameters))
     return Quantity(
         name=name or ("no_zero" if zero == 0 else f"zero_{zero}"),
         value=state.per_device(parameters, zero=zero, layout=layout).total,
