@@ -153,13 +153,3 @@ def run_time(tokens: float, *, tokens_per_second: float, name: str = "duration")
         unit="s",
         formula=f"{amount(tokens)} / {amount(tokens_per_second)} per s",
     )
-
-
-def money(devices: int, *, hours: float, price: float, name: str = "cost") -> Quantity:
-    """Returns what so many devices cost for so long."""
-    return Quantity(
-        name=name,
-        value=cost.device_cost(devices, hours=hours, price=price),
-        unit="USD",
-        formula=f"{devices:,} x {hours:,.5g} h x ${price:g}",
-    )

@@ -94,11 +94,15 @@ def _interval(given: Given) -> Answer:
         given, given.devices, write=given.write, budget=given.budget, progress=given.progress
     )
     chosen, by = saving.interval()
+    book = reliability.by_the_book(saving.save, recovery=saving.recovery)
     most = "" if math.isinf(saving.progress) else f", at most {saving.progress:,.5g} s"
     ours = Quantity(
         name="interval",
         value=chosen,
         unit="s",
+        book=book,
+        book_formula=f"sqrt(2 x {saving.save:g} s x {saving.recovery:g} s)",
+        note="E17: the book looks at neither the write nor a budget",
         formula=f"{by} decides; at least {saving.least:,.5g} s{most}",
     )
     steps = Quantity(
@@ -106,12 +110,13 @@ def _interval(given: Given) -> Answer:
         value=math.floor(chosen / given.step),
         unit="steps",
         formula=f"floor({chosen:,.5g} s / {given.step:g} s)",
+        book=math.floor(book / given.step),
+        book_formula=f"floor({book:.5g} s / {given.step:g} s)",
     )
     formulas = (
         *running_terms.failures(given.devices, rate=given.rate),
         *running_terms.intervals(saving, step=given.step),
     )
-    book = reliability.by_the_book(saving.save, recovery=saving.recovery)
     notes = (
         (f"E17: the book's {book:.4g} s is shorter than the write of {saving.write:g} s.",)
         if book < saving.write

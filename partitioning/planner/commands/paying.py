@@ -1,5 +1,6 @@
 """``checkpoint``, ``length``, ``cost``, ``rlhf``: sizes on storage, time, money, shares."""
 
+import math
 from typing import Any
 
 from partitioning.planner import cost, running_terms, state
@@ -162,7 +163,14 @@ def _cost(given: Given) -> Answer:
     )
     bill = run.bill(storage)
     parts = (
-        running_terms.money(given.devices, hours=run.hours, price=given.price, name="useful"),
+        Quantity(
+            name="useful",
+            value=bill.useful,
+            unit="USD",
+            formula=f"{given.devices:,} x {run.hours:,.5g} h x ${given.price:g}",
+            book=cost.device_cost(given.devices, hours=math.floor(run.hours), price=given.price),
+            book_formula=f"{given.devices:,} x {math.floor(run.hours):,} h x ${given.price:g}",
+        ),
         Quantity(
             name="failed",
             value=bill.failed,
@@ -196,27 +204,33 @@ def _cost(given: Given) -> Answer:
 
 def _compared(given: Given, speed: float) -> Section:
     hours = [given.tokens / one / 3600 for one in (given.slower, speed)]
-    saved = cost.device_cost(given.devices, hours=hours[0] - hours[1], price=given.price)
-    quarter = Quantity(
-        name="per_quarter",
-        value=given.runs * saved,
-        unit="USD",
-        formula=f"{given.runs} x ${saved:,.0f}",
+    whole = math.floor(hours[0]) - math.floor(hours[1])
+    saved, book = (
+        cost.device_cost(given.devices, hours=difference, price=given.price)
+        for difference in (hours[0] - hours[1], whole)
     )
-    year = Quantity(
-        name="per_year",
-        value=cost.QUARTERS * quarter.value,
-        unit="USD",
-        formula=f"4 x ${quarter.value:,.0f}",
-        book=quarter.value,
-        book_formula=quarter.formula,
-        note="E30: so many runs in a quarter are a quarter's saving",
+    runs = given.runs
+    rows = (
+        ("per_run", 1, 1, f"{given.devices:,} x {hours[0] - hours[1]:,.5g} h x ${given.price:g}"),
+        ("per_quarter", runs, runs, f"{runs} x ${saved:,.0f}"),
+        ("per_year", cost.QUARTERS * runs, runs, f"4 x {runs} x ${saved:,.0f}"),
     )
-    dollars = running_terms.money(
-        given.devices, hours=hours[0] - hours[1], price=given.price, name="per_run"
+    quantities = tuple(
+        Quantity(
+            name=name,
+            value=times * saved,
+            unit="USD",
+            formula=formula,
+            book=book_times * book,
+            book_formula=f"{book_times} x {given.devices:,} x {whole:,} h x ${given.price:g}",
+            note="E30: so many runs in a quarter are a quarter's saving"
+            if name == "per_year"
+            else "",
+        )
+        for name, times, book_times, formula in rows
     )
     title = f"Saved against {given.slower:,.0f} tokens/s"
-    return Section(name="saved", title=title, quantities=(dollars, quarter, year))
+    return Section(name="saved", title=title, quantities=quantities)
 
 
 def _add_rlhf(commands: Any) -> None:
