@@ -54,5 +54,9 @@ class Layer:
 
 
 def layers_in_flight(layers: int, *, stages: int, microbatches: int) -> int:
-    """Returns layers x microbatches that wait on the first stage of 1F1B, the fullest."""
+    """Returns layers x microbatches that wait on the first stage of 1F1B, the fullest.
+
+    Stages that run in lockstep, as those of partitioning/schedules.py, keep up to nearly twice as
+    many (``Schedule.live``), for inputs only.
+    """
     return math.ceil(layers / stages) * min(stages, microbatches)

@@ -18,7 +18,7 @@ def bubble(stages: int, *, microbatches: int, chunks: int = 1) -> float:
 
 def least_microbatches(stages: int, *, below: float, chunks: int = 1) -> int:
     """Returns the fewest microbatches whose bubble is smaller than a share between 0 and 1."""
-    return _work(stages, below) // chunks + 1
+    return math.floor(_work(stages, below) / chunks) + 1
 
 
 def least_chunks(stages: int, *, microbatches: int, at_most: float) -> int:
@@ -42,10 +42,10 @@ def sequences(microbatch: int, *, accumulation: int, layout: Layout) -> int:
     return microbatch * accumulation * layout.data
 
 
-def _work(stages: int, bound: float) -> int:
-    """V x M below or at which the bubble is at least the bound, exactly."""
+def _work(stages: int, bound: float) -> fractions.Fraction:
+    """V x M at which the bubble is the bound."""
     share = _exact(bound)
-    return math.floor((stages - 1) * (1 - share) / share)
+    return (stages - 1) * (1 - share) / share
 
 
 def _exact(share: float) -> fractions.Fraction:

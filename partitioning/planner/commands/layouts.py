@@ -170,4 +170,5 @@ def _activations(given: Given) -> Answer:
             Section(name="layer", title="One layer, one microbatch", quantities=each),
             Section(name="stage", title="The first stage of 1F1B", quantities=(flight, *every)),
         ),
+        notes=("Our schedule runs its stages in lockstep and keeps up to twice as many inputs.",),
     )
