@@ -1,4 +1,4 @@
-"""``failures``, ``interval``, ``spares``: what interrupts a run, and what is kept against it."""
+"""``failures``, ``interval``, ``spares``, ``downtime``: what stops a run, and what helps."""
 
 import argparse
 import math
@@ -9,7 +9,7 @@ from partitioning.planner.answers import Answer, Quantity, Section, shown
 from partitioning.planner.command import Given, add, positive, seconds, several, share
 from partitioning.planner.reliability import DAY, PRESETS, Saving
 
-_NINES = (("30_days", 30 * DAY), ("year", 365 * DAY))
+_PERIODS = (("day", DAY), ("30_days", 30 * DAY), ("year", 365 * DAY))
 
 
 def rate(text: str) -> float:
@@ -31,6 +31,7 @@ def register(commands: Any) -> None:
     _add_failures(commands)
     _add_interval(commands)
     _add_spares(commands)
+    _add_downtime(commands)
 
 
 def _add_failures(commands: Any) -> None:
@@ -54,6 +55,12 @@ def _failures(given: Given) -> Answer:
             *running_terms.failures(devices, rate=given.rate),
             *running_terms.intervals(saving),
             *running_terms.losses(saving, interval=interval),
+            Quantity(
+                name="per_failure",
+                value=devices * (interval / 2 + saving.recovery) / 3600,
+                unit="device-hours",
+                formula=f"{devices:,} x ({interval:,.5g} / 2 + {saving.recovery:g}) s",
+            ),
         )
         sections.append(
             Section(name=str(devices), title=f"{devices:,} devices", quantities=quantities)
@@ -146,12 +153,13 @@ def _add_spares(commands: Any) -> None:
     one = add(
         commands,
         "spares",
-        "Spare hosts, restart budget and recovery that an availability asks for. Spares make a "
-        "host ready; they do not make a recovery shorter than detection, restore and start.",
+        "Spare hosts, restart budget and recovery that an availability asks for, for any number of "
+        "devices. Spares make a host ready; they do not make a recovery shorter than detection, "
+        "restore and start.",
         ["spares --devices=8192 --availability=99.5%", "spares --devices=512 --repair=24h"],
         run=_spares,
     )
-    _job(one)
+    _job(one, several_devices=True)
     one.add_argument("--availability", type=share, default=0.995, help="Wanted. (99.5%%)")
     one.add_argument(
         "--repair", type=several(seconds), default=(14_400.0,), help="Until a host is back. (4h)"
@@ -162,33 +170,61 @@ def _add_spares(commands: Any) -> None:
 
 
 def _spares(given: Given) -> Answer:
-    if not 0 < given.availability < 1:
-        raise ValueError("--availability lies between 0 and 100%, exclusive, such as 99.5%.")
-    devices, wanted = given.devices, given.availability
-    between = reliability.mtbf(devices, rate=given.rate)
-    hosts = math.ceil(devices / given.per_host)
-    kept = tuple(
-        running_terms.spare_hosts(
-            between,
-            repair=repair,
-            confidence=wanted,
-            name=f"repair_{shown(repair, 's').replace(' ', '_')}",
+    wanted = _availability(given.availability)
+    sections = tuple(
+        Section(
+            name=str(devices),
+            title=f"{devices:,} devices",
+            quantities=(*_kept(given, devices), *_up(given, devices)),
         )
-        for repair in given.repair
+        for devices in given.devices
     )
-    rule = Quantity(
-        name="by_share",
-        value=spares.by_share(hosts, share=given.share),
-        unit="hosts",
-        formula=f"ceil({100 * given.share:g}% x {hosts:,} hosts)",
+    short = [
+        f"{devices:,}"
+        for devices in given.devices
+        if reliability.availability(_between(given, devices), recovery=given.recovery) < wanted
+    ]
+    note = (
+        f"E37: with a recovery of {shown(given.recovery, 's')} no number of spares gives "
+        f"{', '.join(short)} devices {100 * wanted:g}%."
     )
+    return Answer(title=f"For {100 * wanted:g}%", sections=sections, notes=(note,) if short else ())
+
+
+def _between(given: Given, devices: int) -> float:
+    return reliability.mtbf(devices, rate=given.rate)
+
+
+def _kept(given: Given, devices: int) -> tuple[Quantity, ...]:
+    between, hosts = _between(given, devices), math.ceil(devices / given.per_host)
     duration = given.days * DAY
-    restarts = Quantity(
-        name="restarts",
-        value=spares.restarts(between, duration=duration, confidence=wanted),
-        formula=f"{duration / between:.5g} expected in {given.days} days",
+    return (
+        *(
+            running_terms.spare_hosts(
+                between,
+                repair=repair,
+                confidence=given.availability,
+                name=f"repair_{shown(repair, 's').replace(' ', '_')}",
+            )
+            for repair in given.repair
+        ),
+        Quantity(
+            name="by_share",
+            value=spares.by_share(hosts, share=given.share),
+            unit="hosts",
+            formula=f"ceil({100 * given.share:g}% x {hosts:,} hosts)",
+        ),
+        Quantity(
+            name="restarts",
+            value=spares.restarts(between, duration=duration, confidence=given.availability),
+            formula=f"{duration / between:.5g} expected in {given.days} days",
+        ),
     )
-    up = (
+
+
+def _up(given: Given, devices: int) -> tuple[Quantity, ...]:
+    between, wanted = _between(given, devices), given.availability
+    return (
         running_terms.available(between, recovery=given.recovery),
         running_terms.recovery_needed(between, availability=wanted),
         Quantity(
@@ -197,33 +233,46 @@ def _spares(given: Given) -> Answer:
             unit="s",
             formula=f"{given.recovery:g} s x {wanted:g} / {1 - wanted:.4g}",
         ),
-        *(
-            Quantity(
-                name=f"downtime_{name}",
-                value=reliability.downtime(wanted, period=period),
-                unit="s",
-                formula=f"{100 * (1 - wanted):.4g}% of {period / DAY:g} days",
-            )
-            for name, period in _NINES
-        ),
     )
-    short = up[1].value < given.recovery
-    return Answer(
-        title=f"{devices:,} devices, {100 * wanted:g}%",
-        sections=(
-            Section(name="spares", title="Spare hosts", quantities=(*kept, rule)),
-            Section(name="budget", title="Restart budget", quantities=(restarts,)),
-            Section(name="availability", title="Availability", quantities=up),
-        ),
-        notes=(
-            (
-                f"E37: no number of spares reaches {100 * wanted:g}% with a recovery of "
-                f"{shown(given.recovery, 's')}.",
-            )
-            if short
-            else ()
-        ),
+
+
+def _add_downtime(commands: Any) -> None:
+    one = add(
+        commands,
+        "downtime",
+        "How long a service may be down at an availability.",
+        ["downtime --availability=99.95%", "downtime --availability=99%,99.9%"],
+        run=_downtime,
     )
+    one.add_argument(
+        "--availability", type=several(share), default=(0.995, 0.9995), help="(99.5%%,99.95%%)"
+    )
+
+
+def _downtime(given: Given) -> Answer:
+    sections = tuple(
+        Section(
+            name=f"{100 * _availability(wanted):g}",
+            title=f"{100 * wanted:g}%",
+            quantities=tuple(
+                Quantity(
+                    name=name,
+                    value=reliability.downtime(wanted, period=period) / 60,
+                    unit="min",
+                    formula=f"{100 * (1 - wanted):.4g}% of {period / DAY:g} days",
+                )
+                for name, period in _PERIODS
+            ),
+        )
+        for wanted in given.availability
+    )
+    return Answer(title="Allowed downtime", sections=sections)
+
+
+def _availability(wanted: float) -> float:
+    if not 0 < wanted < 1:
+        raise ValueError("--availability lies between 0 and 100%, exclusive, such as 99.5%.")
+    return wanted
 
 
 def _job(one: argparse.ArgumentParser, *, several_devices: bool = False) -> None:
@@ -250,7 +299,7 @@ def _saving(given: Given, devices: int, **bounds: float) -> Saving:
             raise ValueError(f"--{name}=0: it takes some time; give what was measured, or 1s.")
     return Saving(
         save=given.save,
-        mtbf=reliability.mtbf(devices, rate=given.rate),
+        mtbf=_between(given, devices),
         recovery=given.recovery,
         **bounds,
     )

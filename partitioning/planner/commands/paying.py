@@ -1,5 +1,7 @@
 """``checkpoint``, ``length``, ``cost``, ``rlhf``: sizes on storage, time, money, shares."""
 
+import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -130,6 +132,7 @@ def _add_cost(commands: Any) -> None:
         [
             "cost",
             "cost --tokens_per_second=700K --slower=400K",
+            "cost --tokens=15T --mfu=40% --slower_mfu=35%",
             "cost --devices=4096 --lost=5.3% --idle=2% --spares=26 --kept=20",
         ],
         run=_cost,
@@ -138,6 +141,7 @@ def _add_cost(commands: Any) -> None:
     one.add_argument("--tokens", type=number, default=300e9, help="Of the run. (300B)")
     _speed(one)
     one.add_argument("--slower", type=number, default=400e3, help="Compare with. (400K)")
+    one.add_argument("--slower_mfu", type=share, help="Instead: its utilisation.")
     one.add_argument("--price", type=number, default=2.0, help="USD per device-hour. (2)")
     one.add_argument("--lost", type=share, default=0.0143, help="Failures, saving. (1.43%%)")
     one.add_argument("--idle", type=share, default=0.0, help="Held without work. (0%%)")
@@ -198,12 +202,16 @@ def _cost(given: Given) -> Answer:
             Section(name="time", title="Time", quantities=(time,)),
             Section(name="cost", title="Cost", quantities=parts),
             _compared(given, speed),
+            _levers(run, storage),
         ),
     )
 
 
 def _compared(given: Given, speed: float) -> Section:
-    hours = [given.tokens / one / 3600 for one in (given.slower, speed)]
+    slower = given.slower
+    if given.slower_mfu:
+        slower = _machine(given).tokens_per_second(given.slower_mfu)
+    hours = [given.tokens / one / 3600 for one in (slower, speed)]
     whole = math.floor(hours[0]) - math.floor(hours[1])
     saved, book = (
         cost.device_cost(given.devices, hours=difference, price=given.price)
@@ -229,8 +237,28 @@ def _compared(given: Given, speed: float) -> Section:
         )
         for name, times, book_times, formula in rows
     )
-    title = f"Saved against {given.slower:,.0f} tokens/s"
-    return Section(name="saved", title=title, quantities=quantities)
+    ratio = Quantity(
+        name="ratio", value=speed / slower, unit="x", formula=f"{speed:,.0f} / {slower:,.0f}"
+    )
+    title = f"Saved against {slower:,.0f} tokens/s"
+    return Section(name="saved", title=title, quantities=(ratio, *quantities))
+
+
+def _levers(run: cost.Run, storage: cost.Storage) -> Section:
+    change = functools.partial(dataclasses.replace, run)
+    changed = (
+        ("packing_20_percent", change(hours=run.hours / 1.2), "rows 83% full become full"),
+        ("mfu_10_percent", change(hours=run.hours / 1.1), "40% become 44%"),
+        ("lost_halved", change(lost=run.lost / 2), "the interval, faster recoveries"),
+        ("nothing_idle", change(idle=0.0, spares=0), "what waits, and spares"),
+        ("price_10_percent", change(price=0.9 * run.price), "reserved or interruptible devices"),
+    )
+    now = run.bill(storage).total
+    quantities = tuple(
+        Quantity(name=name, value=now - other.bill(storage).total, unit="USD", formula=words)
+        for name, other, words in changed
+    )
+    return Section(name="levers", title="What each lever would save", quantities=quantities)
 
 
 def _add_rlhf(commands: Any) -> None:
@@ -308,5 +336,8 @@ def _tokens_per_second(given: Given) -> float:
         return float(given.tokens_per_second)
     if not given.mfu:
         raise ValueError("--mfu=0 trains nothing; give a share, such as 40%.")
-    machine = Machine(parameters=given.parameters, devices=given.devices, peak=given.peak)
-    return machine.tokens_per_second(given.mfu)
+    return _machine(given).tokens_per_second(given.mfu)
+
+
+def _machine(given: Given) -> Machine:
+    return Machine(parameters=given.parameters, devices=given.devices, peak=given.peak)

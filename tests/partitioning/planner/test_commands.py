@@ -119,11 +119,14 @@ RIGHT = [
     (RUN_META, "formulas.young", 844.2),
     (RUN_META, "cost.lost", 0.0256),
     (RUN_META, "cost.effective", 0.974),
-    ("spares --devices=512", "spares.by_share", 4),
-    ("spares --devices=8192", "spares.repair_4_h", 6),
-    ("spares --devices=8192", "availability.availability", 0.9248),
-    ("spares --availability=99.95%", "availability.downtime_30_days", 21.6 * 60),
-    ("spares --availability=99.95%", "availability.downtime_year", 4.38 * 3600),
+    ("failures --devices=256", "256.per_failure", 256 * (768.5 + 600) / 3600),
+    ("spares --devices=512", "512.by_share", 4),
+    ("spares --devices=8192", "8192.repair_4_h", 6),
+    ("spares --devices=8192", "8192.availability", 0.9248),
+    ("spares --devices=8192", "8192.recovery_needed", 37.1),
+    ("spares --devices=8192", "8192.mtbf_needed", 33.17 * 3600),
+    ("downtime", "99.95.30_days", 21.6),
+    ("downtime", "99.95.year", 4.38 * 60),
     # Checkpoints, time and money.
     ("checkpoint", "size.size", 840 * GB),
     ("checkpoint", "size.with_copy", 980 * GB),
@@ -135,6 +138,11 @@ RIGHT = [
     ("cost", "cost.useful", 121_905.0),
     ("cost --tokens_per_second=400K", "cost.useful", 213_333.0),
     ("cost", "saved.per_run", 91_429.0),
+    ("cost --mfu=65% --slower_mfu=35%", "saved.ratio", 1.857),
+    ("cost --tokens=26.704T --mfu=35%", "cost.useful", 18e6),
+    ("cost --tokens=26.704T --mfu=65%", "cost.useful", 9.69e6),
+    ("cost", "levers.packing_20_percent", 123_674 / 6),
+    ("cost --lost=0 --idle=20%", "levers.nothing_idle", 121_905 / 4),
     ("cost", "saved.per_quarter", 365_714.0),
     ("cost", "saved.per_year", 1_462_857.0),
     # Reinforcement learning.
@@ -183,6 +191,7 @@ REFUSED = {
     "interval --save=0": "--save=0: it takes some time",
     "interval --budget=0": "--budget=0 leaves no time to save",
     "interval --step=0": "--step=0",
+    "downtime --availability=0": "between 0 and 100%, exclusive",
     "spares --availability=100%": "between 0 and 100%, exclusive",
     "collective --context=3": "--length=4096 does not divide by --context=3",
     "data --fill=0": "--fill=0",
@@ -208,7 +217,18 @@ COMMANDS = {
 }
 OURS = {
     *("state", "bubble", "activations", "collective", "overlap", "mfu", "data", "failures"),
-    *("interval", "spares", "checkpoint", "length", "cost", "rlhf", "sheet", "review", "errata"),
+    *(
+        "interval",
+        "spares",
+        "downtime",
+        "checkpoint",
+        "length",
+        "cost",
+        "rlhf",
+        "sheet",
+        "review",
+        "errata",
+    ),
 }
 
 
