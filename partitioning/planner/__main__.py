@@ -15,12 +15,13 @@ from partitioning.planner.commands import (
     links,
     paying,
     review,
+    runs,
     shapes,
     sheet,
     throughput,
 )
 
-COMMANDS = (shapes, layouts, links, throughput, failing, paying, sheet, review, errata)
+COMMANDS = (shapes, layouts, links, throughput, failing, runs, paying, sheet, review, errata)
 """Modules that register commands, in the order of the help."""
 
 _DESCRIPTION = """\

@@ -48,10 +48,11 @@ def figure(
     value: float,
     unit: str = "",
     formula: str = "",
+    *,
     book: float | None = None,
     book_formula: str = "",
 ) -> Quantity:
-    """Returns a quantity, briefly."""
+    """Returns a quantity; as positional as the row of a table, since most are."""
     return Quantity(
         name=name, value=value, unit=unit, formula=formula, book=book, book_formula=book_formula
     )

@@ -55,12 +55,14 @@ def _tensor() -> tuple[Section, ...]:
         "The factor 2 (n - 1) / n of a ring, which the same chapter gives, is left out, and 600 "
         "GB/s is not what an H100 sends: NVLink has 900 GB/s both ways together, 450 one way.",
         figures=(
-            figure("nvlink", _call(4, NVLINK), "s", "2 x 7/8 x 268 MB / 450 GB/s", 0.45e-3),
-            figure("infiniband", _call(4, INFINIBAND), "s", "2 x 7/8 x 268 MB / 50 GB/s", 5.4e-3),
+            figure("nvlink", _call(4, NVLINK), "s", "2 x 7/8 x 268 MB / 450 GB/s", book=0.45e-3),
+            figure(
+                "infiniband", _call(4, INFINIBAND), "s", "2 x 7/8 x 268 MB / 50 GB/s", book=5.4e-3
+            ),
             figure("nvlink_as_600", _call(4, BOOK_NVLINK), "s", "2 x 7/8 x 268 MB / 600 GB/s"),
             figure("nvlink_2_rows", _call(2, NVLINK), "s", "2 x 7/8 x 134 MB / 450 GB/s"),
             figure("infiniband_2_rows", _call(2, INFINIBAND), "s", "2 x 7/8 x 134 MB / 50 GB/s"),
-            figure("ratio", NVLINK / INFINIBAND, "x", "450 / 50", 12, "600 / 50"),
+            figure("ratio", NVLINK / INFINIBAND, "x", "450 / 50", book=12, book_formula="600 / 50"),
         ),
     )
     step = erratum(
@@ -70,9 +72,11 @@ def _tensor() -> tuple[Section, ...]:
         "the pipeline has four stages; rows are 4 here and 2 in the configuration. Right: four "
         "all-reduces per layer (both passes), 20 layers, 8 microbatches of 2 rows.",
         figures=(
-            figure("calls", calls, "", "4 x 20 x 8", 160, "2 x 80"),
-            figure("nvlink", calls * _call(ROWS, NVLINK), "s", "640 x 0.522 ms", 0.072),
-            figure("infiniband", calls * _call(ROWS, INFINIBAND), "s", "640 x 4.698 ms", 0.864),
+            figure("calls", calls, "", "4 x 20 x 8", book=160, book_formula="2 x 80"),
+            figure("nvlink", calls * _call(ROWS, NVLINK), "s", "640 x 0.522 ms", book=0.072),
+            figure(
+                "infiniband", calls * _call(ROWS, INFINIBAND), "s", "640 x 4.698 ms", book=0.864
+            ),
             figure("nvlink_as_600", calls * _message(ROWS) / BOOK_NVLINK, "s", "no ring factor"),
         ),
     )
@@ -83,9 +87,9 @@ def _tensor() -> tuple[Section, ...]:
         "Sequence parallelism frees 8 GB at 4 rows: 10.7 GB become 1.34 GB.",
         "10.7 GB are one tensor per layer at 2 rows, not 4; and the difference is 9.4 GB.",
         figures=(
-            figure("without", whole, "B", "80 x 2 x 4,096 x 8,192 x 2 B", 10.7e9),
-            figure("with", split, "B", "10.74 GB / 8", 1.34e9),
-            figure("freed", whole - split, "B", "10.74 GB x 7/8", 8e9),
+            figure("without", whole, "B", "80 x 2 x 4,096 x 8,192 x 2 B", book=10.7e9),
+            figure("with", split, "B", "10.74 GB / 8", book=1.34e9),
+            figure("freed", whole - split, "B", "10.74 GB x 7/8", book=8e9),
         ),
     )
     return one, step, sequence
@@ -102,18 +106,20 @@ def _context() -> Section:
         "heads; with 8 they are an eighth, and each device sends (CP - 1) / CP of it. 128K is on "
         "the boundary of the chapter's table; we read it as the last length of CP = 4.",
         figures=(
-            figure("one_head", one, "B", "131,072^2 x 2 B", 32e9, "32 GiB"),
-            figure("one_head_80_layers", LAYERS * one, "B", "80 x 34.4 GB", 2.56e12),
+            figure("one_head", one, "B", "131,072^2 x 2 B", book=32e9, book_formula="32 GiB"),
+            figure("one_head_80_layers", LAYERS * one, "B", "80 x 34.4 GB", book=2.56e12),
             figure("all_heads", LAYERS * communication.scores(_LONG, heads=64), "B", "64 heads"),
             figure(
                 "keys_and_values",
                 grouped.keys_and_values,
                 "B",
                 "2 x 131,072 x 1,024 x 2 B",
-                full.keys_and_values,
-                "2 x 131,072 x 8,192 x 2 B",
+                book=full.keys_and_values,
+                book_formula="2 x 131,072 x 8,192 x 2 B",
             ),
-            figure("sent", grouped.sent, "B", "7/8 of it", full.sent, "7/8 of 4.3 GB"),
+            figure(
+                "sent", grouped.sent, "B", "7/8 of it", book=full.sent, book_formula="7/8 of 4.3 GB"
+            ),
         ),
     )
 
@@ -148,7 +154,7 @@ def _sharding() -> tuple[Section, ...]:
         11,
         "ZeRO-1 leaves 334 GB.",
         "The parts in the figure add to 140 + 140 + 52.5.",
-        figures=(figure("zero_1", first, "B", "4.75 B x 70e9", 334e9),),
+        figures=(figure("zero_1", first, "B", "4.75 B x 70e9", book=334e9),),
     )
     traffic = erratum(
         12,
@@ -157,8 +163,15 @@ def _sharding() -> tuple[Section, ...]:
         "32 a device has only 4.375 GB of weights to gather over its own 50 GB/s; it does so for "
         "every microbatch.",
         figures=(
-            figure("sent", steps["once"], "B", "3 x 4.375 GB x 15/16", all_of_it, "3 x 140 GB"),
-            figure("once", steps["once"] / INFINIBAND, "s", "12.3 GB / 50 GB/s", 1.05),
+            figure(
+                "sent",
+                steps["once"],
+                "B",
+                "3 x 4.375 GB x 15/16",
+                book=all_of_it,
+                book_formula="3 x 140 GB",
+            ),
+            figure("once", steps["once"] / INFINIBAND, "s", "12.3 GB / 50 GB/s", book=1.05),
             *(
                 figure(name, steps[name] / INFINIBAND, "s", terms)
                 for name, terms in (
@@ -188,8 +201,8 @@ def _sharding() -> tuple[Section, ...]:
                 least_replicas(PARAMETERS, room=75e9, layout=LAYOUT),
                 "",
                 "16 x 70 / 32 / 75",
-                least_replicas(PARAMETERS, room=75e9, layout=Layout()),
-                "16 x 70 / 75",
+                book=least_replicas(PARAMETERS, room=75e9, layout=Layout()),
+                book_formula="16 x 70 / 75",
             ),
         ),
     )
@@ -208,7 +221,7 @@ def _exposed() -> tuple[Section, ...]:
                 communication.ring_factor(n),
                 "x",
                 f"2 x {n - 1}/{n}",
-                2 if n == 4 else None,
+                book=2 if n == 4 else None,
             )
             for n in rings
         ),
@@ -223,8 +236,8 @@ def _exposed() -> tuple[Section, ...]:
                 TIMES.exposed(1.0) / TIMES.perfect,
                 "share",
                 "0 / 1,630 ms",
-                TIMES.communication / TIMES.perfect,
-                "1,050 / 1,630 ms",
+                book=TIMES.communication / TIMES.perfect,
+                book_formula="1,050 / 1,630 ms",
             ),
             figure("exposed_70", TIMES.exposed(0.7) / TIMES.total(0.7), "share", "315 / 1,945 ms"),
         ),
@@ -233,7 +246,7 @@ def _exposed() -> tuple[Section, ...]:
         24,
         "ZeRO-3 communicates three times as much as an all-reduce.",
         "An all-reduce is two volumes, a reduce-scatter and an all-gather; ZeRO-3 has three.",
-        figures=(figure("ratio", communication.PASSES / 2, "x", "3 / 2", 3),),
+        figures=(figure("ratio", communication.PASSES / 2, "x", "3 / 2", book=3),),
     )
     scaling = erratum(
         23,
@@ -245,7 +258,7 @@ def _exposed() -> tuple[Section, ...]:
         figures=(
             figure("sent_16", _pure_once(16), "B", "140 GB x 15/16"),
             figure("sent_512", _pure_once(512), "B", "140 GB x 511/512"),
-            figure("work_of", 0.12 * 1024, "devices", "12% of 1,024", 123),
+            figure("work_of", 0.12 * 1024, "devices", "12% of 1,024", book=123),
         ),
     )
     return ring, fraction, volumes, scaling
@@ -264,14 +277,14 @@ def _recomputation() -> Section:
         "three units of a step. 11 GB is 2 rows and 5.5 GB is 1 row, one tensor per layer. What is "
         "computed again counts in hardware utilisation, not in MFU.",
         figures=(
-            figure("full_cost", 1 / 3, "share", "1 of 1 + 2", 0.1),
+            figure("full_cost", 1 / 3, "share", "1 of 1 + 2", book=0.1),
             *(
                 figure(
                     f"{rows}_rows",
                     LAYERS * Layer(rows=rows, length=LENGTH, width=WIDTH).full(),
                     "B",
                     f"80 x {rows} x 4,096 x 8,192 x 2 B",
-                    {1: 5.5e9, 2: 11e9}.get(rows),
+                    book={1: 5.5e9, 2: 11e9}.get(rows),
                 )
                 for rows in (1, 2, 4)
             ),
@@ -302,7 +315,7 @@ def _models() -> tuple[Section, ...]:
         38,
         "A 30B model has 48 layers of width 8,192.",
         "So many layers of that width hold 12 L d^2. We calculate with 30B, as given.",
-        figures=(figure("parameters", implied, "", "12 x 48 x 8,192^2", 30e9),),
+        figures=(figure("parameters", implied, "", "12 x 48 x 8,192^2", book=30e9),),
     )
     full = attention_flops(LAYERS, width=WIDTH, length=LENGTH)
     attention = erratum(
@@ -317,8 +330,8 @@ def _models() -> tuple[Section, ...]:
                 500e3 * (6 * PARAMETERS + full) / MACHINE.devices / MACHINE.peak,
                 "share",
                 "500e3 x (420e9 + 32.2e9) / (512 x 989e12)",
-                0.415,
-                "500e3 x 420e9 / (512 x 989e12)",
+                book=0.415,
+                book_formula="500e3 x 420e9 / (512 x 989e12)",
             ),
         ),
     )

@@ -29,7 +29,9 @@ def _bubbles() -> tuple[Section, ...]:
         "75% is one microbatch, no pipelining at all. GPipe and 1F1B have the same bubble with the "
         "same microbatches; what differs is how many activations wait.",
         figures=(
-            figure("bubble", bubble.bubble(_STAGES, microbatches=4), "share", "3 / (3 + 4)", 0.75),
+            figure(
+                "bubble", bubble.bubble(_STAGES, microbatches=4), "share", "3 / (3 + 4)", book=0.75
+            ),
             share(_STAGES, microbatches=1, name="one_microbatch"),
         ),
     )
@@ -55,17 +57,19 @@ def _microbatches() -> Section:
         "Every replica has a pipeline of its own and does not see the others' microbatches; stages "
         "do not divide them. M is the accumulation. For 8.6% it must be 32, with another batch.",
         figures=(
-            figure("microbatches", ACCUMULATION, "", "accumulation", 32, "8 x 16 / 4"),
+            figure(
+                "microbatches", ACCUMULATION, "", "accumulation", book=32, book_formula="8 x 16 / 4"
+            ),
             figure(
                 "bubble",
                 bubble.bubble(_STAGES, microbatches=ACCUMULATION),
                 "share",
                 "3 / (3 + 8)",
-                bubble.bubble(_STAGES, microbatches=32),
-                "3 / (3 + 32)",
+                book=bubble.bubble(_STAGES, microbatches=32),
+                book_formula="3 / (3 + 32)",
             ),
-            figure("rows_for_32", rows, "", "2 x 32 x 16", 256, "2 x 8 x 16"),
-            figure("tokens_for_32", rows * LENGTH, "", "1,024 x 4,096", 256 * LENGTH),
+            figure("rows_for_32", rows, "", "2 x 32 x 16", book=256, book_formula="2 x 8 x 16"),
+            figure("tokens_for_32", rows * LENGTH, "", "1,024 x 4,096", book=256 * LENGTH),
         ),
     )
 
@@ -100,10 +104,12 @@ def _transfers() -> Section:
                 hop / LAYOUT.tensor / INFINIBAND,
                 "s",
                 "134 MB / 8 / 50 GB/s",
-                2.7e-3,
-                "134 MB / 50 GB/s",
+                book=2.7e-3,
+                book_formula="134 MB / 50 GB/s",
             ),
-            figure("per_boundary", 2 * ACCUMULATION, "", "2 x 8", 3, "4 - 1 in all"),
+            figure(
+                "per_boundary", 2 * ACCUMULATION, "", "2 x 8", book=3, book_formula="4 - 1 in all"
+            ),
             figure("per_microbatch", 2 * (_STAGES - 1), "", "2 x 3 boundaries"),
         ),
     )

@@ -1,25 +1,21 @@
-"""Slips of the documents about input, failures, utilisation, money and monitoring."""
+"""Slips of the documents about input, failures, precision, utilisation and monitoring."""
 
-from partitioning.planner import cost, data_rate, mfu, reliability
+from partitioning.planner import data_rate, mfu, reliability
 from partitioning.planner.answers import Section
 from partitioning.planner.bubble import bubble
 from partitioning.planner.chapter import (
     FAST,
     LENGTH,
     MACHINE,
-    PARAMETERS,
-    PRICE,
     SMALLER,
     STEP,
     TRACE,
-    WHOLE_HOURS,
     WRITE,
     erratum,
     figure,
     saving,
 )
 from partitioning.planner.reliability import META, ONE_PERCENT, save_share
-from partitioning.planner.state import STATE, Layout, per_device
 
 
 def running_errata() -> tuple[Section, ...]:
@@ -29,12 +25,8 @@ def running_errata() -> tuple[Section, ...]:
         *_failures(),
         *_saving(),
         *_precision(),
-        _packing(),
-        _rlhf(),
         *_utilisation(),
         *_estimates(),
-        *_runs(),
-        *_savings(),
         *_monitoring(),
     )
 
@@ -54,8 +46,8 @@ def _input() -> tuple[Section, ...]:
                 rate(batch, width=2),
                 "B/s",
                 "256 x 4,096 x 2 B x 0.5 per s",
-                8e6,
-                "2,048 x 4,096 x 2 B x 0.5 per s = 8,388,608 B/s",
+                book=8e6,
+                book_formula="2,048 x 4,096 x 2 B x 0.5 per s = 8,388,608 B/s",
             ),
             figure("at_700K", rate(FAST, width=2), "B/s", "700e3 x 2 B"),
             figure("at_700K_wide", rate(FAST, width=4), "B/s", "700e3 x 4 B"),
@@ -70,7 +62,14 @@ def _input() -> tuple[Section, ...]:
         "Workers share the shards; they do not each open all of them. An open is 3 to 5 metadata "
         "operations. The advice stands: shards of 100M tokens or more.",
         figures=(
-            figure("opens", opens(batch, shard=1e6), "per s", "524,288 / 1e6", 40e3, "4 x 10,000"),
+            figure(
+                "opens",
+                opens(batch, shard=1e6),
+                "per s",
+                "524,288 / 1e6",
+                book=40e3,
+                book_formula="4 x 10,000",
+            ),
             figure("opens_assumed", opens(implied, shard=1e6), "per s", "4,194,304 / 1e6"),
             figure("opens_of_100M", opens(batch, shard=100e6), "per s", "524,288 / 100e6"),
         ),
@@ -87,8 +86,8 @@ def _failures() -> tuple[Section, ...]:
         "163.84 / 7 x 50; 1,147 is 49 days. Meta measured 419 in 54 days, so 1% per device and "
         "week is three times too high for that run.",
         figures=(
-            figure("failures", 50 * daily, "", "163.84 / 7 x 50", 1148),
-            figure("per_day", daily, "", "163.84 / 7", 23),
+            figure("failures", 50 * daily, "", "163.84 / 7 x 50", book=1148),
+            figure("per_day", daily, "", "163.84 / 7", book=23),
             figure("in_49_days", 49 * daily, "", "163.84 / 7 x 49"),
             figure("measured", measured, "", "Meta, 54 days"),
             figure("rate_measured", META, "share", "419 / (54 / 7) / 16,384"),
@@ -108,21 +107,21 @@ def _failures() -> tuple[Section, ...]:
                 need(between, availability=0.995),
                 "s",
                 "7,382.8 s x 0.005 / 0.995",
-                600,
+                book=600,
             ),
             figure(
                 "availability",
                 reliability.availability(between, recovery=600),
                 "share",
                 "7,382.8 / (7,382.8 + 600)",
-                0.995,
+                book=0.995,
             ),
             figure(
                 "mtbf",
                 reliability.mtbf_for(600, availability=0.995),
                 "s",
                 "600 s x 0.995 / 0.005",
-                between,
+                book=between,
             ),
         ),
     )
@@ -140,10 +139,24 @@ def _saving() -> tuple[Section, ...]:
         "between failures in its place; the design task asks for them by name. Saving every 77.5 s "
         "costs four times as much as it must.",
         figures=(
-            figure("interval", young, "s", "sqrt(2 x 5 s x 118,125 s)", book, "sqrt(2 x 5 x 600)"),
-            figure("steps", young / STEP, "steps", "1,086.9 s / 2 s", 38, "77.5 s / 2 s"),
+            figure(
+                "interval",
+                young,
+                "s",
+                "sqrt(2 x 5 s x 118,125 s)",
+                book=book,
+                book_formula="sqrt(2 x 5 x 600)",
+            ),
+            figure(
+                "steps",
+                young / STEP,
+                "steps",
+                "1,086.9 s / 2 s",
+                book=38,
+                book_formula="77.5 s / 2 s",
+            ),
             figure("daly", reliability.daly(job.save, mtbf=job.mtbf), "s", "higher order"),
-            figure("lost", job.loss(young).total, "share", "at Young", job.loss(book).total),
+            figure("lost", job.loss(young).total, "share", "at Young", book=job.loss(book).total),
         ),
     )
     share = save_share(young, save=5)
@@ -153,8 +166,22 @@ def _saving() -> tuple[Section, ...]:
         "The same chapter's goal is below 5%, the design task's at most 2%. And the write of 90 s "
         "in the background is not over when the next save is due after 76 s.",
         figures=(
-            figure("saving", share, "share", "5 / (1,086.9 + 5)", 5 / 81, "5 / (76 + 5)"),
-            figure("least_interval", WRITE, "s", "the background write", 76, "38 x 2 s"),
+            figure(
+                "saving",
+                share,
+                "share",
+                "5 / (1,086.9 + 5)",
+                book=5 / 81,
+                book_formula="5 / (76 + 5)",
+            ),
+            figure(
+                "least_interval",
+                WRITE,
+                "s",
+                "the background write",
+                book=76,
+                book_formula="38 x 2 s",
+            ),
         ),
     )
     return interval, overhead
@@ -168,8 +195,10 @@ def _precision() -> tuple[Section, ...]:
             "989 / 33 is 30, but 33 is the rate of FP64; NVIDIA's data sheet gives 67 TFLOP/s of "
             "FP32 for the SXM module. 8 times stands on nothing.",
             figures=(
-                figure("ratio", 989 / 67, "x", "989 / 67", 8),
-                figure("other_ratio", 989 / 67, "x", "989 / 67", 989 / 33, "989 / 33"),
+                figure("ratio", 989 / 67, "x", "989 / 67", book=8),
+                figure(
+                    "other_ratio", 989 / 67, "x", "989 / 67", book=989 / 33, book_formula="989 / 33"
+                ),
             ),
         ),
         erratum(
@@ -177,43 +206,6 @@ def _precision() -> tuple[Section, ...]:
             "Xid 79 is a double-bit ECC error.",
             "NVIDIA's catalogue: 48 is the uncorrectable double-bit ECC error, 79 is a device that "
             "has fallen off the bus. Both drain the host (launch/health.py).",
-        ),
-    )
-
-
-def _packing() -> Section:
-    waste = data_rate.padding(600, length=LENGTH)
-    return erratum(
-        20,
-        "Padding wastes 85% without packing, and packing gains 20%.",
-        "Rows that are 85% padding gain up to 6.8 times; a gain of 20% means that they were 83% "
-        "full. The gain is 1 / fill: measure the fill (docs/adding_a_dataset.md).",
-        figures=(
-            figure("padding", waste, "share", "1 - 600 / 4,096"),
-            figure("gain", data_rate.packing_gain(1 - waste), "x", "4,096 / 600", 1.2),
-            figure("fill_of_20_percent", 1 / 1.2, "share", "1 / 1.2"),
-        ),
-    )
-
-
-def _rlhf() -> Section:
-    update = Layout(tensor=8, stage=2, data=cost.replicas(0.2 * 512, size=16))
-    state = per_device(PARAMETERS, zero=3, layout=update).total
-    return erratum(
-        21,
-        "PPO's update runs on 102 devices with TP = 8 and PP = 2.",
-        "Six replicas use 96 of them. By the chapter's formula 187 GB would not fit; with tensor "
-        "and pipeline parallelism counted it is 11.7 GB. The critic, which PPO trains, is missing.",
-        figures=(
-            figure("devices", update.devices, "", "8 x 2 x 6", 102, "20% of 512"),
-            figure(
-                "state",
-                state,
-                "B",
-                "16 x 70e9 / 96",
-                STATE * PARAMETERS / update.data,
-                "16 x 70e9 / 6",
-            ),
         ),
     )
 
@@ -230,8 +222,8 @@ def _utilisation() -> tuple[Section, ...]:
                 mfu.multiplied(losses),
                 "share",
                 "0.9 x 0.9 x 0.91 x 0.94 x 0.95",
-                mfu.added(losses),
-                "100 - 10 - 10 - 9 - 6 - 5%",
+                book=mfu.added(losses),
+                book_formula="100 - 10 - 10 - 9 - 6 - 5%",
             ),
         ),
     )
@@ -240,7 +232,7 @@ def _utilisation() -> tuple[Section, ...]:
         "42,500 tokens/s of a 30B model on 256 devices are an MFU of 28.7%.",
         "The program that the cookbook shows prints 3.0%.",
         figures=(
-            figure("mfu", SMALLER.mfu(42_500), "share", "42,500 x 180e9 / 253.2e15", 0.287),
+            figure("mfu", SMALLER.mfu(42_500), "share", "42,500 x 180e9 / 253.2e15", book=0.287),
             figure("for_28_7", SMALLER.tokens_per_second(0.287), "tokens/s", "0.287 x 1,406,578"),
             figure("for_28", SMALLER.tokens_per_second(0.28), "tokens/s", "0.28 x 1,406,578"),
         ),
@@ -252,13 +244,15 @@ def _utilisation() -> tuple[Section, ...]:
         "Those are 162,350 tokens in a step; the chapter's batch has 1,048,576. We answer both.",
         figures=(
             figure("in_a_step", 85e3 * trace, "tokens", "85,000 x 1.91 s"),
-            figure("tokens_per_second", tokens / trace, "tokens/s", "1,048,576 / 1.91 s", 85e3),
+            figure(
+                "tokens_per_second", tokens / trace, "tokens/s", "1,048,576 / 1.91 s", book=85e3
+            ),
             figure(
                 "mfu",
                 MACHINE.mfu(tokens / trace),
                 "share",
                 "548,993 x 420e9 / 506.4e15",
-                MACHINE.mfu(85e3),
+                book=MACHINE.mfu(85e3),
             ),
         ),
     )
@@ -273,13 +267,13 @@ def _estimates() -> tuple[Section, ...]:
         "0.914 x 0.90 x 0.92 x 0.95 = 0.721.",
         "It is 0.719. With the true bubble of 8 microbatches (E8) it is 0.572.",
         figures=(
-            figure("mfu", printed, "share", "0.914 x 0.90 x 0.92 x 0.95", 0.721),
+            figure("mfu", printed, "share", "0.914 x 0.90 x 0.92 x 0.95", book=0.721),
             figure(
                 "tokens_per_second",
                 MACHINE.tokens_per_second(printed),
                 "tokens/s",
                 "0.71895 x 1,205,638",
-                869_320,
+                book=869_320,
             ),
             figure("mfu_8_microbatches", plain, "share", "8/11 x 0.90 x 0.92 x 0.95"),
             figure(
@@ -296,73 +290,11 @@ def _estimates() -> tuple[Section, ...]:
         "Grattafiori et al. 2024 (The Llama 3 Herd of Models, table 4) report 38 to 43% in BF16 "
         "for 405B on 8,192 and 16,384 devices, and nothing for 70B. We know no source for 65%.",
         figures=(
-            figure("lowest", 0.38, "share", "16,384 devices, 131,072 tokens", 0.65),
-            figure("highest", 0.43, "share", "8,192 devices, 8,192 tokens", 0.65),
+            figure("lowest", 0.38, "share", "16,384 devices, 131,072 tokens", book=0.65),
+            figure("highest", 0.43, "share", "8,192 devices, 8,192 tokens", book=0.65),
         ),
     )
     return product, llama
-
-
-def _runs() -> tuple[Section, ...]:
-    tokens = cost.optimal_tokens(PARAMETERS)
-    time = cost.duration(tokens, tokens_per_second=FAST)
-    dollars = cost.device_cost(512, hours=time / 3600, price=PRICE)
-    chinchilla = erratum(
-        31,
-        "300B tokens are Chinchilla-optimal for 70B; the range for a batch is 2M to 4M tokens.",
-        "Hoffmann et al. 2022 speak of tokens per parameter, about 20, and not of the batch.",
-        figures=(
-            figure("tokens", tokens, "tokens", "20 x 70e9", 300e9),
-            figure("per_parameter", cost.CHINCHILLA, "tokens", "", 300 / 70, "300 / 70"),
-            figure("duration", time, "s", "1.4e12 / 700e3 per s"),
-            figure("cost", dollars, "USD", "512 x 555.6 h x $2"),
-        ),
-    )
-    slow, fast = (
-        cost.device_cost(512, hours=hours, price=PRICE) for hours in reversed(WHOLE_HOURS)
-    )
-    quarter = 4 * (slow - fast)
-    year = erratum(
-        30,
-        "Four runs in a quarter save $364K a year.",
-        "4 x $91,136 is one quarter.",
-        figures=(
-            figure(
-                "per_year", cost.QUARTERS * quarter, "USD", "4 x 4 x $91,136", 364e3, "4 x $91,136"
-            ),
-            figure("per_quarter", quarter, "USD", "4 x $91,136"),
-        ),
-    )
-    return chinchilla, year
-
-
-def _savings() -> tuple[Section, ...]:
-    run = cost.device_cost(512, hours=5 * 24, price=PRICE)
-    packing = erratum(
-        32,
-        "A gain of 20% by packing saves $90K of a run of five days.",
-        "The run costs $122,880, and 20% more tokens per second save a sixth of it.",
-        figures=(
-            figure("saved", run * (1 - 1 / 1.2), "USD", "$122,880 x (1 - 1 / 1.2)", 90e3),
-            figure("run", run, "USD", "512 x 120 h x $2"),
-            figure("fifth_of_119_h", 0.2 * 512 * 119 * PRICE, "USD", "20% of $121,856"),
-        ),
-    )
-    waiting, writing = (save_share(76, save=save) for save in (5, WRITE))
-    days = 30 * (writing - waiting)
-    saved = cost.device_cost(512, hours=24 * days, price=PRICE)
-    recovered = erratum(
-        33,
-        "Asynchronous saving recovers 13 days of a run of 30, worth $748,800.",
-        "30 x (54.22% - 6.17%) are 14.4 days. 13 days would be $319,488; $748,800 are 30.5 days.",
-        figures=(
-            figure("days", days, "days", "30 x (90/166 - 5/81)", 13),
-            figure("saved", saved, "USD", "14.41 x 24 h x 512 x $2", 748_800),
-            figure("13_days", cost.device_cost(512, hours=13 * 24, price=PRICE), "USD"),
-            figure("days_for_748800", 748_800 / (512 * 24 * PRICE), "days"),
-        ),
-    )
-    return packing, recovered
 
 
 def _monitoring() -> tuple[Section, ...]:

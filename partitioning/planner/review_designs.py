@@ -98,8 +98,8 @@ def _p1b() -> Section:
                     passes * one.value,
                     "s",
                     f"192 x {1000 * one.value:.4g} ms",
-                    passes * (one.book or 0.0),
-                    f"192 x {1000 * (one.book or 0.0):.4g} ms",
+                    book=passes * (one.book or 0.0),
+                    book_formula=f"192 x {1000 * (one.book or 0.0):.4g} ms",
                 )
                 for one in calls
             ),
@@ -115,7 +115,14 @@ def _p1c() -> Section:
         "A bubble below 8%",
         "PP = 1 has none.",
         figures=(
-            figure("accumulation", least, "", "floor(3 x 0.92 / 0.08) + 1", book, "35 x 4 / 64"),
+            figure(
+                "accumulation",
+                least,
+                "",
+                "floor(3 x 0.92 / 0.08) + 1",
+                book=book,
+                book_formula="35 x 4 / 64",
+            ),
             layout_terms.bubble_share(4, microbatches=least),
             layout_terms.bubble_share(4, microbatches=48, name="book_bubble_of_3"),
             figure("of_8_stages", bubble.least_microbatches(8, below=0.08), "", "8 stages"),

@@ -49,14 +49,28 @@ def _f1() -> Section:
         "product and the next. Four per layer and microbatch, so the link's bandwidth decides "
         "(E3, E4).",
         figures=(
-            figure("nvlink", step["nvlink"], "s", terms + "450 GB/s", 0.072, "160 x 0.45 ms"),
-            figure("infiniband", step["infiniband"], "s", terms + "50 GB/s", 0.864, "160 x 5.4 ms"),
+            figure(
+                "nvlink",
+                step["nvlink"],
+                "s",
+                terms + "450 GB/s",
+                book=0.072,
+                book_formula="160 x 0.45 ms",
+            ),
+            figure(
+                "infiniband",
+                step["infiniband"],
+                "s",
+                terms + "50 GB/s",
+                book=0.864,
+                book_formula="160 x 5.4 ms",
+            ),
             figure(
                 "difference",
                 step["infiniband"] - step["nvlink"],
                 "s",
                 "infiniband - nvlink",
-                0.792,
+                book=0.792,
             ),
         ),
     )
@@ -131,8 +145,8 @@ def _i1() -> tuple[Section, ...]:
                 accumulation,
                 "",
                 "floor(3 x 0.9 / 0.1) + 1",
-                accumulation * stages / _SMALL_LAYOUT.data,
-                "28 x 4 / 8",
+                book=accumulation * stages / _SMALL_LAYOUT.data,
+                book_formula="28 x 4 / 8",
             ),
             layout_terms.bubble_share(stages, microbatches=4 * stages, name="bubble_of_4_PP"),
         ),

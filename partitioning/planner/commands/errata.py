@@ -5,6 +5,7 @@ from typing import Any
 from partitioning.planner.answers import Answer, Section
 from partitioning.planner.command import Given, add, chosen
 from partitioning.planner.errata_layout import layout_errata
+from partitioning.planner.errata_money import money_errata
 from partitioning.planner.errata_pipeline import pipeline_errata
 from partitioning.planner.errata_running import running_errata
 
@@ -25,7 +26,7 @@ def register(commands: Any) -> None:
 
 def errata() -> tuple[Section, ...]:
     """Returns all of them by number."""
-    found = (*layout_errata(), *pipeline_errata(), *running_errata())
+    found = (*layout_errata(), *pipeline_errata(), *running_errata(), *money_errata())
     return tuple(sorted(found, key=lambda one: int(one.name[1:])))
 
 

@@ -43,13 +43,13 @@ def _add_failures(commands: Any) -> None:
         ["failures", "failures --devices=4096 --rate=meta --save=8", "failures --rate=0.5%"],
         run=_failures,
     )
-    _job(one, several_devices=True)
+    _add_counts(one)
 
 
 def _failures(given: Given) -> Answer:
     sections = []
     for devices in given.devices:
-        saving = _saving(given, devices)
+        saving = saving_of(given, devices)
         interval = reliability.young(saving.save, mtbf=saving.mtbf)
         quantities = (
             *running_terms.failures(devices, rate=given.rate),
@@ -85,7 +85,8 @@ def _add_interval(commands: Any) -> None:
         ],
         run=_interval,
     )
-    _job(one)
+    one.add_argument("--devices", type=positive, default=512, help="How many. (512)")
+    add_failures(one)
     one.add_argument("--write", type=seconds, default=90.0, help="Background write. (90s)")
     one.add_argument("--budget", type=share, default=0.02, help="For standing still. (2%%)")
     one.add_argument("--progress", type=seconds, default=math.inf, help="Most work lost. (any)")
@@ -97,7 +98,7 @@ def _interval(given: Given) -> Answer:
         raise ValueError("--step=0: a step takes some time; give it, such as 2s.")
     if not given.budget:
         raise ValueError("--budget=0 leaves no time to save at all; give a share, such as 2%.")
-    saving = _saving(
+    saving = saving_of(
         given, given.devices, write=given.write, budget=given.budget, progress=given.progress
     )
     chosen, by = saving.interval()
@@ -159,7 +160,7 @@ def _add_spares(commands: Any) -> None:
         ["spares --devices=8192 --availability=99.5%", "spares --devices=512 --repair=24h"],
         run=_spares,
     )
-    _job(one, several_devices=True)
+    _add_counts(one)
     one.add_argument("--availability", type=share, default=0.995, help="Wanted. (99.5%%)")
     one.add_argument(
         "--repair", type=several(seconds), default=(14_400.0,), help="Until a host is back. (4h)"
@@ -275,14 +276,8 @@ def _availability(wanted: float) -> float:
     return wanted
 
 
-def _job(one: argparse.ArgumentParser, *, several_devices: bool = False) -> None:
-    counts = (512, 1024, 4096, 16_384)
-    one.add_argument(
-        "--devices",
-        type=several(positive) if several_devices else positive,
-        default=counts if several_devices else 512,
-        help=f"({','.join(map(str, counts))})" if several_devices else "(512)",
-    )
+def add_failures(one: argparse.ArgumentParser) -> None:
+    """Adds the flags that say how often a job fails, and what saving and failing take."""
     one.add_argument(
         "--rate",
         type=rate,
@@ -293,13 +288,25 @@ def _job(one: argparse.ArgumentParser, *, several_devices: bool = False) -> None
     one.add_argument("--recovery", type=seconds, default=600.0, help="Until steps run. (10min)")
 
 
-def _saving(given: Given, devices: int, **bounds: float) -> Saving:
+def saving_of(given: Given, devices: int, **bounds: float) -> Saving:
+    """Returns a job on so many devices, with what those flags say.
+
+    Raises:
+      ValueError: saving or recovering takes no time.
+    """
     for name in ("save", "recovery"):
         if not getattr(given, name):
             raise ValueError(f"--{name}=0: it takes some time; give what was measured, or 1s.")
-    return Saving(
-        save=given.save,
-        mtbf=_between(given, devices),
-        recovery=given.recovery,
-        **bounds,
+    return Saving(save=given.save, mtbf=_between(given, devices), recovery=given.recovery, **bounds)
+
+
+def _add_counts(one: argparse.ArgumentParser) -> None:
+    counts = (512, 1024, 4096, 16_384)
+    shown_counts = ",".join(map(str, counts))
+    one.add_argument(
+        "--devices",
+        type=several(positive),
+        default=counts,
+        help=f"How many; several with commas. ({shown_counts})",
     )
+    add_failures(one)

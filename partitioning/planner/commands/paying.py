@@ -1,4 +1,4 @@
-"""``checkpoint``, ``length``, ``cost``, ``rlhf``: sizes on storage, time, money, shares."""
+"""``cost`` and ``rlhf``: what a run is paid for, and how its devices divide."""
 
 import dataclasses
 import functools
@@ -7,9 +7,9 @@ from typing import Any
 
 from partitioning.planner import cost, running_terms, state
 from partitioning.planner.answers import Answer, Quantity, Section, amount
-from partitioning.planner.command import Given, add, counted, number, positive, seconds, share
+from partitioning.planner.command import Given, add, counted, number, positive, share
+from partitioning.planner.commands.runs import add_speed, machine_of, speed_of
 from partitioning.planner.layout_terms import state_bytes
-from partitioning.planner.mfu import H100_BF16, Machine
 from partitioning.planner.state import Layout
 
 _SPLIT = (("rollout", 0.4), ("reward", 0.15), ("reference", 0.25), ("update", 0.2))
@@ -17,110 +17,8 @@ _SPLIT = (("rollout", 0.4), ("reward", 0.15), ("reference", 0.25), ("update", 0.
 
 def register(commands: Any) -> None:
     """Adds the commands."""
-    _add_checkpoint(commands)
-    _add_length(commands)
     _add_cost(commands)
     _add_rlhf(commands)
-
-
-def _add_checkpoint(commands: Any) -> None:
-    one = add(
-        commands,
-        "checkpoint",
-        "Bytes of a checkpoint and how long writing it takes. Float32 master weights and Adam's "
-        "moments; gradients are not saved.",
-        ["checkpoint", "checkpoint --parameters=200B --devices=2048 --bandwidth=100G"],
-        run=_checkpoint,
-    )
-    one.add_argument("--parameters", type=number, default=70e9, help="Of the model. (70B)")
-    one.add_argument("--devices", type=positive, default=512, help="That write. (512)")
-    one.add_argument("--bandwidth", type=number, default=100e9, help="Of the store, B/s. (100G)")
-    one.add_argument("--within", type=seconds, default=90.0, help="Time wanted. (90s)")
-
-
-def _checkpoint(given: Given) -> Answer:
-    parameters = given.parameters
-    size = state.checkpoint_bytes(parameters)
-    copied = state.checkpoint_bytes(parameters, copy=True)
-    sizes = (
-        Quantity(name="size", value=size, unit="B", formula=f"12 B x {amount(parameters)}"),
-        Quantity(
-            name="with_copy",
-            value=copied,
-            unit="B",
-            formula=f"14 B x {amount(parameters)}, with the bfloat16 weights",
-        ),
-        Quantity(
-            name="weights_only",
-            value=state.WEIGHTS * parameters,
-            unit="B",
-            formula=f"2 B x {amount(parameters)}",
-        ),
-        Quantity(
-            name="per_device",
-            value=size / given.devices,
-            unit="B",
-            formula=f"{amount(size)} B / {given.devices:,}",
-        ),
-    )
-    times = (
-        Quantity(
-            name="write",
-            value=size / given.bandwidth,
-            unit="s",
-            formula=f"{amount(size)} B / {amount(given.bandwidth)} B/s",
-        ),
-        Quantity(
-            name="bandwidth_needed",
-            value=size / given.within,
-            unit="B/s",
-            formula=f"{amount(size)} B / {given.within:g} s",
-        ),
-    )
-    return Answer(
-        title=f"A checkpoint of {amount(parameters)} parameters",
-        sections=(
-            Section(name="size", title="Size", quantities=sizes),
-            Section(name="write", title="Writing", quantities=times),
-        ),
-    )
-
-
-def _add_length(commands: Any) -> None:
-    one = add(
-        commands,
-        "length",
-        "How long a run computes, and how many tokens a model is worth. Chinchilla speaks of about "
-        "20 tokens per parameter; it says nothing of the batch.",
-        ["length --tokens=300B --tokens_per_second=700K", "length --mfu=40%"],
-        run=_length,
-    )
-    one.add_argument("--parameters", type=number, default=70e9, help="Of the model. (70B)")
-    one.add_argument("--tokens", type=number, help="Of the run. (20 per parameter)")
-    _speed(one)
-
-
-def _length(given: Given) -> Answer:
-    optimal = cost.optimal_tokens(given.parameters)
-    total = given.tokens or optimal
-    speed = _tokens_per_second(given)
-    quantities = (
-        Quantity(
-            name="optimal_tokens",
-            value=optimal,
-            unit="tokens",
-            formula=f"20 x {amount(given.parameters)}",
-            book=300e9,
-            note="E31: 300B are 4.3 tokens per parameter of a 70B model",
-        ),
-        Quantity(name="tokens", value=total, unit="tokens"),
-        Quantity(name="per_parameter", value=total / given.parameters, unit="tokens"),
-        running_terms.run_time(total, tokens_per_second=speed),
-    )
-    return Answer(
-        title=f"A run of {amount(total)} tokens",
-        sections=(Section(name="run", title="Time", quantities=quantities),),
-    )
 
 
 def _add_cost(commands: Any) -> None:
@@ -139,7 +37,7 @@ def _add_cost(commands: Any) -> None:
     )
     one.add_argument("--parameters", type=number, default=70e9, help="Of the model. (70B)")
     one.add_argument("--tokens", type=number, default=300e9, help="Of the run. (300B)")
-    _speed(one)
+    add_speed(one)
     one.add_argument("--slower", type=number, default=400e3, help="Compare with. (400K)")
     one.add_argument("--slower_mfu", type=share, help="Instead: its utilisation.")
     one.add_argument("--price", type=number, default=2.0, help="USD per device-hour. (2)")
@@ -152,7 +50,7 @@ def _add_cost(commands: Any) -> None:
 
 
 def _cost(given: Given) -> Answer:
-    speed = _tokens_per_second(given)
+    speed = speed_of(given)
     time = running_terms.run_time(given.tokens, tokens_per_second=speed)
     run = cost.Run(
         devices=given.devices,
@@ -210,7 +108,7 @@ def _cost(given: Given) -> Answer:
 def _compared(given: Given, speed: float) -> Section:
     slower = given.slower
     if given.slower_mfu:
-        slower = _machine(given).tokens_per_second(given.slower_mfu)
+        slower = machine_of(given).tokens_per_second(given.slower_mfu)
     hours = [given.tokens / one / 3600 for one in (slower, speed)]
     whole = math.floor(hours[0]) - math.floor(hours[1])
     saved, book = (
@@ -322,22 +220,3 @@ def _rlhf(given: Given) -> Answer:
             Section(name="replicas", title="Copies", quantities=(*counted, *updating)),
         ),
     )
-
-
-def _speed(one: Any) -> None:
-    one.add_argument("--devices", type=positive, default=512, help="That compute. (512)")
-    one.add_argument("--tokens_per_second", type=number, default=700e3, help="Measured. (700K)")
-    one.add_argument("--mfu", type=share, help="Instead: utilisation of the peak.")
-    one.add_argument("--peak", type=number, default=H100_BF16, help="FLOP/s. (989T)")
-
-
-def _tokens_per_second(given: Given) -> float:
-    if given.mfu is None:
-        return float(given.tokens_per_second)
-    if not given.mfu:
-        raise ValueError("--mfu=0 trains nothing; give a share, such as 40%.")
-    return _machine(given).tokens_per_second(given.mfu)
-
-
-def _machine(given: Given) -> Machine:
-    return Machine(parameters=given.parameters, devices=given.devices, peak=given.peak)
