@@ -31,7 +31,9 @@ def layout_errata() -> tuple[Section, ...]:
         *_tensor(),
         _context(),
         _tree(),
-        *_sharding(),
+        _stage_1(),
+        _traffic(),
+        _necessity(),
         *_exposed(),
         _recomputation(),
         *_smaller(),
@@ -139,24 +141,26 @@ def _tree() -> Section:
     )
 
 
-def _sharding() -> tuple[Section, ...]:
-    book, sharded = Layout(data=16), Sharded(parameters=PARAMETERS, layout=LAYOUT)
+def _stage_1() -> Section:
+    state = layout_terms.state_bytes(PARAMETERS, zero=1, layout=Layout(data=16)).value
+    return erratum(
+        11,
+        "ZeRO-1 leaves 334 GB.",
+        "The parts in the figure add to 140 + 140 + 52.5.",
+        figures=(figure("zero_1", state, "B", "4.75 B x 70e9", book=334e9),),
+    )
+
+
+def _traffic() -> Section:
+    sharded = Sharded(parameters=PARAMETERS, layout=LAYOUT)
     pure = Sharded(parameters=PARAMETERS, layout=Layout(data=512))
-    first = layout_terms.state_bytes(PARAMETERS, zero=1, layout=book).value
     steps = {
         "once": sharded.step(),
         "each_microbatch": sharded.step(microbatches=8),
         "scattered_each_time": sharded.step(microbatches=8, scatter_once=False),
         "pure_fsdp": pure.step(),
     }
-    all_of_it = 3 * 140e9
-    stage1 = erratum(
-        11,
-        "ZeRO-1 leaves 334 GB.",
-        "The parts in the figure add to 140 + 140 + 52.5.",
-        figures=(figure("zero_1", first, "B", "4.75 B x 70e9", book=334e9),),
-    )
-    traffic = erratum(
+    return erratum(
         12,
         "ZeRO-3 moves 420 GB in a step, 1.05 s at 400 GB/s.",
         "420 GB is the whole model three times, and 400 GB/s a whole host of eight. With TP x PP = "
@@ -168,7 +172,7 @@ def _sharding() -> tuple[Section, ...]:
                 steps["once"],
                 "B",
                 "3 x 4.375 GB x 15/16",
-                book=all_of_it,
+                book=3 * 140e9,
                 book_formula="3 x 140 GB",
             ),
             figure("once", steps["once"] / INFINIBAND, "s", "12.3 GB / 50 GB/s", book=1.05),
@@ -182,8 +186,13 @@ def _sharding() -> tuple[Section, ...]:
             ),
         ),
     )
+
+
+def _necessity() -> Section:
     small = layout_terms.state_bytes(7e9, zero=1, layout=Layout(data=8), name="7B_zero_1")
-    needed = erratum(
+    state = layout_terms.state_bytes(PARAMETERS, zero=3, layout=LAYOUT).value
+    layer = Layer(rows=ROWS, length=LENGTH, width=WIDTH, tensor=LAYOUT.tensor)
+    return erratum(
         27,
         "ZeRO-3 takes 16 P / N_DP = 70 GB, needs N_DP >= 15, and is a mathematical necessity for "
         "every model above 5B.",
@@ -204,9 +213,16 @@ def _sharding() -> tuple[Section, ...]:
                 book=least_replicas(PARAMETERS, room=75e9, layout=Layout()),
                 book_formula="16 x 70 / 75",
             ),
+            figure(
+                "with_activations",
+                state + LAYERS * layer.selective(),
+                "B",
+                "2.19 GB + 80 x 0.285 GB, selective and sequence parallel",
+                book=81e9,
+                book_formula="70 + 11; with sequence parallelism 73",
+            ),
         ),
     )
-    return stage1, traffic, needed
 
 
 def _exposed() -> tuple[Section, ...]:

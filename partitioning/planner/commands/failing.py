@@ -246,7 +246,10 @@ def _add_downtime(commands: Any) -> None:
         run=_downtime,
     )
     one.add_argument(
-        "--availability", type=several(share), default=(0.995, 0.9995), help="(99.5%%,99.95%%)"
+        "--availability",
+        type=several(share),
+        default=(0.995, 0.9995),
+        help="One or several. (99.5%%,99.95%%)",
     )
 
 

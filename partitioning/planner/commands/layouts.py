@@ -120,17 +120,24 @@ def _add_activations(commands: Any) -> None:
         commands,
         "activations",
         "Bytes of activations that wait for the backward pass on the fullest device, by what is "
-        "computed again. Closed forms for layers of the GPT kind; `memory` counts a real model.",
+        "computed again. Closed forms for layers of the GPT kind.",
         ["activations", "activations --layers=96 --width=12288 --heads=96 --rows=4"],
         run=_activations,
     )
-    for name, default in (("layers", 80), ("width", 8192), ("heads", 64), ("rows", 2)):
-        one.add_argument(f"--{name}", type=positive, default=default, help=f"({default})")
+    counts = (
+        ("layers", 80, "Of the model."),
+        ("width", 8192, "Of the residual stream."),
+        ("heads", 64, "Of queries."),
+        ("rows", 2, "Of a microbatch on a device."),
+        ("tensor", 8, "Devices that split a layer."),
+        ("stage", 4, "Pipeline stages."),
+        ("microbatches", 8, "Of a replica."),
+    )
+    for name, default, meaning in counts:
+        one.add_argument(f"--{name}", type=positive, default=default, help=f"{meaning} ({default})")
     one.add_argument("--length", type=tokens, default=4096, help="Tokens on a device. (4096)")
-    for name, default in (("tensor", 8), ("stage", 4), ("microbatches", 8)):
-        one.add_argument(f"--{name}", type=positive, default=default, help=f"({default})")
     one.add_argument(
-        "--no-sequence-parallel",
+        "--no_sequence_parallel",
         dest="sequence_parallel",
         action="store_false",
         help="Keep what is between the products whole on every device.",

@@ -10,7 +10,12 @@ from partitioning.planner.command import Given, add, number, positive, seconds, 
 from partitioning.planner.communication import Ring, Sharded, StepTimes
 from partitioning.planner.state import Layout
 
-_LAYOUT = (("tensor", 8), ("stage", 4), ("data", 16), ("context", 1))
+_LAYOUT = (
+    ("tensor", 8, "Devices that split every weight."),
+    ("stage", 4, "Pipeline stages."),
+    ("data", 16, "Replicas, over which ZeRO shards."),
+    ("context", 1, "Devices that split a row; ZeRO shards over them, too."),
+)
 
 
 def register(commands: Any) -> None:
@@ -247,8 +252,8 @@ def _overlap(given: Given) -> Answer:
 def add_layout(one: argparse.ArgumentParser) -> None:
     """Adds the flags of a layout, and the model's size."""
     one.add_argument("--parameters", type=number, default=70e9, help="Of the model. (70B)")
-    for name, default in _LAYOUT:
-        one.add_argument(f"--{name}", type=positive, default=default, help=f"({default})")
+    for name, default, meaning in _LAYOUT:
+        one.add_argument(f"--{name}", type=positive, default=default, help=f"{meaning} ({default})")
 
 
 def read_layout(given: Given) -> Layout:

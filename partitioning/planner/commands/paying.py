@@ -169,14 +169,14 @@ def _add_rlhf(commands: Any) -> None:
         run=_rlhf,
     )
     one.add_argument("--devices", type=positive, default=512, help="All. (512)")
-    one.add_argument("--policy_parameters", type=number, default=70e9, help="(70B)")
+    one.add_argument("--policy_parameters", type=number, default=70e9, help="Its size. (70B)")
     for name, part in _SPLIT:
         one.add_argument(
-            f"--{name}", type=share, default=part, help=f"({part:.0%})".replace("%", "%%")
+            f"--{name}", type=share, default=part, help=f"Its share of devices. ({100 * part:g}%%)"
         )
-    one.add_argument("--policy_size", type=positive, default=8, help="Devices of a copy. (8)")
-    one.add_argument("--reward_size", type=positive, default=4, help="Devices of a copy. (4)")
-    one.add_argument("--update_stages", type=positive, default=2, help="Of the update. (2)")
+    one.add_argument("--policy_size", type=positive, default=8, help="Devices of one copy. (8)")
+    one.add_argument("--reward_size", type=positive, default=4, help="Devices of one copy. (4)")
+    one.add_argument("--update_stages", type=positive, default=2, help="Stages of the update. (2)")
 
 
 def _rlhf(given: Given) -> Answer:

@@ -79,6 +79,7 @@ EXPECTED = [
     ("E27", "zero_1", 10.39e9, 332.5e9),
     ("E27", "7B_zero_1", 38.5e9, None),
     ("E27", "least_replicas", 0.4667, 14.93),
+    ("E27", "with_activations", 25.0e9, 81e9),
     ("E28", "transfer", 0.3355e-3, 2.7e-3),
     ("E29", "mfu", 0.719, 0.721),
     ("E29", "tokens_per_second", 866_851.0, 869_320),
