@@ -116,11 +116,6 @@ class Run:
         )
 
 
-def cost_at(cost: float, *, mfu: float, better: float) -> float:
-    """Returns what a run of this cost at ``mfu`` costs at a better one."""
-    return cost * mfu / better
-
-
 def divided(devices: int, shares: Mapping[str, float]) -> dict[str, float]:
     """Returns devices by part, as for the four jobs of RLHF; not rounded."""
     return {name: devices * share for name, share in shares.items()}

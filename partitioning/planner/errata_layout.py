@@ -294,6 +294,8 @@ def _recomputation() -> Section:
         "computed again counts in hardware utilisation, not in MFU.",
         figures=(
             figure("full_cost", 1 / 3, "share", "1 of 1 + 2", book=0.1),
+            figure("selective_saves", 1 - 22 / 144, "share", "1 - 22 / 144, as printed"),
+            figure("full_saves", 1 - 11 / 144, "share", "1 - 11 / 144, as printed"),
             *(
                 figure(
                     f"{rows}_rows",

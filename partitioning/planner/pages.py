@@ -16,6 +16,7 @@ value, by section and name of the JSON::
 """
 
 import argparse
+import functools
 import pathlib
 import re
 import shlex
@@ -47,6 +48,7 @@ def pages() -> list[pathlib.Path]:
     return [path for path, text in found if _BLOCK.search(text) or _VALUE.search(text)]
 
 
+@functools.cache
 def _asked(command: str) -> tuple[Report, Policy]:
     try:
         given: Given = parser().parse_args(shlex.split(command))

@@ -48,6 +48,7 @@ def _add_collective(commands: Any) -> None:
     one.add_argument("--keys", type=positive, default=1024, help="kv heads x head size. (1024)")
     one.add_argument("--expert", type=positive, default=1, help="Expert parallel devices. (1)")
     one.add_argument("--choices", type=positive, default=2, help="Experts of a token. (2)")
+    one.add_argument("--bucket", type=number, default=50e6, help="Bytes of a call. (50M)")
     one.add_argument("--inner", type=number, default=450e9, help="Bytes/s inside a host. (450e9)")
     one.add_argument("--outer", type=number, default=50e9, help="Bytes/s between hosts. (50e9)")
 
@@ -122,6 +123,13 @@ def _sharded(given: Given, layout: Layout) -> Section:
     each = layout_terms.sharded_traffic(
         one, microbatches=given.microbatches, name="each_microbatch"
     )
+    buckets = Quantity(
+        name="buckets",
+        value=communication.buckets(one.shard, size=given.bucket),
+        formula=f"{amount(one.shard)} B / {amount(given.bucket)} B",
+        book=communication.buckets(2 * given.parameters, size=given.bucket),
+        book_formula=f"2 B x {amount(given.parameters)} / {amount(given.bucket)} B",
+    )
     time = Quantity(
         name="each_microbatch_time",
         value=each.value / given.outer,
@@ -129,7 +137,7 @@ def _sharded(given: Given, layout: Layout) -> Section:
         formula=f"{amount(each.value)} B / {amount(given.outer)} B/s",
     )
     title = f"ZeRO-3 over {layout.replicas} replicas: gathered for each pass, scattered once"
-    return Section(name="zero_3", title=title, quantities=(once, each, time))
+    return Section(name="zero_3", title=title, quantities=(once, each, time, buckets))
 
 
 def _point_to_point(given: Given) -> Section:

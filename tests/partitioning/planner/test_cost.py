@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partitioning.planner import data_rate
-from partitioning.planner.cost import Run, Storage, cost_at, divided, replicas
+from partitioning.planner.cost import Run, Storage, divided, replicas
 
 shares = st.floats(0, 0.45)
 runs = st.builds(
@@ -39,13 +39,6 @@ def test_storage_is_paid_by_size_number_and_time():
 def test_a_run_that_only_loses_time_never_ends():
     with pytest.raises(ValueError, match="leave no time to train"):
         Run(devices=1, hours=1, price=1, lost=0.6, idle=0.4).bill()
-
-
-@given(st.floats(0.1, 0.9), st.floats(0.1, 0.9))
-def test_a_better_mfu_costs_in_proportion(mfu, better):
-    assert cost_at(cost_at(1e6, mfu=mfu, better=better), mfu=better, better=mfu) == pytest.approx(
-        1e6
-    )
 
 
 def test_only_whole_copies_find_room():

@@ -60,6 +60,8 @@ EXPECTED = [
     ("E17", "saving", 0.00458, 0.0617),
     ("E17", "least_interval", 90, 76),
     ("E18", "full_cost", 1 / 3, 0.10),
+    ("E18", "selective_saves", 0.847, None),
+    ("E18", "full_saves", 0.924, None),
     ("E18", "1_rows", 5.37e9, 5.5e9),
     ("E18", "2_rows", 10.74e9, 11e9),
     ("E18", "4_rows", 21.47e9, None),

@@ -1,11 +1,20 @@
-"""Every value of golden/seed_golden.json, from the calculators."""
+"""Every value of golden/seed_golden.json, from the calculators.
+
+The file holds what the documents print (`book`), and what their formulas and the right ones give,
+worked out apart from this code, in the units of its keys.
+"""
 
 import json
 import pathlib
 
 import pytest
 
-from tests.partitioning.planner.golden_values import VALUES, Rounded
+from tests.partitioning.planner.golden_layout import PIPELINE, SHARDING, STEP, TENSOR
+from tests.partitioning.planner.golden_questions import QUESTIONS
+from tests.partitioning.planner.golden_running import FAILING, INPUT, MONEY
+from tests.partitioning.planner.golden_terms import Rounded
+
+VALUES = INPUT | TENSOR | PIPELINE | SHARDING | STEP | FAILING | MONEY | QUESTIONS
 
 GOLDEN = json.loads((pathlib.Path(__file__).parent / "golden" / "seed_golden.json").read_text())
 KEYS = [(key, name) for key, values in GOLDEN.items() for name in values]
