@@ -26,7 +26,7 @@ _LONG = 128 * 1024
 
 
 def layout_errata() -> tuple[Section, ...]:
-    """Returns them in order."""
+    """Returns them."""
     return (
         *_tensor(),
         _context(),

@@ -19,7 +19,7 @@ from partitioning.planner.reliability import META, ONE_PERCENT, save_share
 
 
 def running_errata() -> tuple[Section, ...]:
-    """Returns them in order."""
+    """Returns them."""
     return (
         *_input(),
         *_failures(),
@@ -137,7 +137,7 @@ def _saving() -> tuple[Section, ...]:
         "The best checkpoint interval is sqrt(2 Tc Tr) with Tr the time of a recovery: 77.5 s.",
         "A recovery is paid once per failure, whatever the interval. Young and Daly have the time "
         "between failures in its place; the design task asks for them by name. Saving every 77.5 s "
-        "costs four times as much as it must.",
+        "loses more than four times what it must.",
         figures=(
             figure(
                 "interval",
