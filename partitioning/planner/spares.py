@@ -17,10 +17,11 @@ def poisson_quantile(mean: float, *, confidence: float) -> int:
         raise ValueError(f"A confidence lies between 0 and 1, exclusive: not {confidence:g}.")
     if mean == 0:
         return 0
-    below, count = 0.0, 0
+    far = 40 * math.sqrt(mean) + 40  # what lies further from the mean has no weight
+    count, below = max(0, math.floor(mean - far)), 0.0
     while True:
         below += math.exp(count * math.log(mean) - mean - math.lgamma(count + 1))
-        if below >= confidence or count > mean + 40 * math.sqrt(mean) + 40:
+        if below >= confidence or count > mean + far:
             return count
         count += 1
 
