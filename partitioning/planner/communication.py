@@ -1,113 +1,144 @@
-"""What a step's transfers take on their links, and how much of it hides behind computation.
+"""What collectives move and how long that takes, in closed form. Standard library only.
 
-Standard library only.
+Bandwidths are bytes/s that one device sends, one way. partitioning/traffic.py has the same for a
+concrete model and mesh, checked against compiled programs; here are the formulas that one
+calculates with on paper. A ring sends each device's share to its neighbour n - 1 times for a
+reduce-scatter, and n - 1 times for an all-gather (Patarasuk and Yuan 2009).
 """
 
 import dataclasses
-from typing import TYPE_CHECKING
 
-from partitioning.planner.decoder_parameters import parameters
-from partitioning.planner.hardware import ClusterConfig
-from partitioning.planner.network import passage
-from partitioning.planner.plan import Plan
-from partitioning.traffic import expected
-from partitioning.transfers import Transfer
+from partitioning.planner.state import WEIGHTS, Layout
 
-if TYPE_CHECKING:
-    from partitioning.planner.compute import Compute
+BF16 = 2
+"""Bytes of one activation."""
 
-OVERLAP = {"nvidia": 0.8, "amd": 0.8, "google": 0.9}
-"""Share of a step's computation behind which gathers and reductions of weights hide."""
+PASSES = 3
+"""Collectives of ZeRO-3 over all weights in a step: gathers for both passes, one reduce-scatter."""
 
-INLINE = {"nvidia": 0.0, "amd": 0.0, "google": 0.4}
-"""Share of what stands between two dependent products that hides all the same: TPU's compiler
-takes such products apart and sends meanwhile."""
+
+def ring_factor(devices: int) -> float:
+    """Returns what each device sends in a ring all-reduce, in sizes of the message."""
+    return 2 * (devices - 1) / devices
+
+
+def all_reduce(message: float, *, devices: int, bandwidth: float) -> float:
+    """Returns seconds of a ring all-reduce of ``message`` bytes."""
+    return ring_factor(devices) * message / bandwidth
+
+
+def residual(rows: int, *, length: int, width: int) -> int:
+    """Returns bytes of the residual stream [rows, length, width] in bfloat16."""
+    return rows * length * width * BF16
+
+
+def tensor_calls(layers: int, *, microbatches: int) -> int:
+    """Returns all-reduces of tensor parallelism in a step, of a device with so many layers.
+
+    Attention and MLP have one each in the forward pass, and one each in the backward pass
+    (Shoeybi et al. 2019, Megatron-LM, section 3).
+    """
+    return 4 * layers * microbatches
+
+
+def expert_exchange(tokens: float, *, experts: int, choices: int, width: int) -> float:
+    """Returns bytes that a device sends in one all-to-all; a layer dispatches and combines."""
+    return tokens * (experts - 1) / experts * choices * width * BF16
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AxisTraffic:
-    """All transfers over one set of mesh axes.
+class Ring:
+    """Ring attention over the axis ``context``, per layer and row.
 
     Attributes:
-      axes: mesh axes, outermost first.
-      link: the slowest that they cross.
-      sent: bytes per device and step over that link.
-      seconds: that they take.
-      exposed: seconds that the step is longer for them.
+      length: tokens of the whole row.
+      keys: width of all keys, kv heads x head size; values are as wide.
+      context: devices of the ring.
     """
 
-    axes: tuple[str, ...]
-    link: str
-    sent: float
-    seconds: float
-    exposed: float
+    length: int
+    keys: int
+    context: int
 
     @property
-    def hidden(self) -> float:
-        """Seconds that pass behind computation."""
-        return self.seconds - self.exposed
+    def keys_and_values(self) -> int:
+        """Bytes of keys and values of the whole row."""
+        return 2 * self.length * self.keys * BF16
 
     @property
-    def formula(self) -> str:
-        """The terms."""
-        return (
-            f"{self.sent / 1e9:.2f} GB over {self.link} in {self.seconds:.4g} s, "
-            f"of which {self.hidden:.4g} s hide"
-        )
+    def sent(self) -> float:
+        """Bytes that one device sends: its share, context - 1 times."""
+        return self.keys_and_values * (self.context - 1) / self.context
 
 
-def communication(
-    plan: Plan, *, cluster: ClusterConfig, work: "Compute"
-) -> tuple[AxisTraffic, ...]:
-    """Returns the traffic of a step by mesh axes."""
-    step, vendor = plan.step, cluster.chip.vendor
-    moved = expected(
-        plan.model,
-        parameters=parameters(plan.model),
-        sizes=plan.sizes,
-        rules=plan.rules,
-        work=plan.work,
-    )
-    blocks = plan.model.layers / plan.sizes["stage"] * plan.work.microbatches
-    room = OVERLAP[vendor] * work.seconds
-    found: dict[tuple[str, ...], list[float]] = {}
-    links: dict[tuple[str, ...], tuple[str, float]] = {}
-    for transfer in moved:
-        times = 2 * blocks if transfer.why.startswith(("blocks", "keys", "experts")) else 1.0
-        way = passage(transfer, sizes=plan.sizes, cluster=cluster, times=times)
-        hideable = _hideable(transfer, plan)
-        hidden = min(way.seconds * (1 - 1 / max(blocks, 2)), room) if hideable else 0.0
-        if not hideable and _inline(transfer):
-            hidden = INLINE[vendor] * way.seconds
-        elif hideable:
-            room -= hidden
-        entry = found.setdefault(transfer.axes, [0.0, 0.0])
-        entry[0] += way.seconds
-        entry[1] += way.seconds - hidden
-        link, sent = links.get(transfer.axes, ("", 0.0))
-        links[transfer.axes] = (way.link or link, sent + way.sent)
-    del step
-    return tuple(
-        AxisTraffic(
-            axes=axes,
-            link=links[axes][0],
-            sent=links[axes][1],
-            seconds=seconds,
-            exposed=exposed,
-        )
-        for axes, (seconds, exposed) in found.items()
-    )
+def scores(length: int, *, heads: int = 1) -> int:
+    """Returns bytes of one layer's attention scores, if they were ever stored whole."""
+    return heads * length**2 * BF16
 
 
-def _inline(transfer: Transfer) -> bool:
-    return "tensor" in transfer.axes or "expert" in transfer.axes
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sharded:
+    """What ZeRO-3 moves for each device in a step.
+
+    Attributes:
+      parameters: of the whole model.
+      layout: tensor and pipeline parallelism leave a device only its part of each weight.
+    """
+
+    parameters: float
+    layout: Layout
+
+    @property
+    def shard(self) -> float:
+        """Bytes of the weights that a device computes with."""
+        return WEIGHTS * self.parameters / (self.layout.tensor * self.layout.stage)
+
+    @property
+    def once(self) -> float:
+        """Bytes that a device sends to gather, or reduce and scatter, its weights once."""
+        return self.shard * (self.layout.replicas - 1) / self.layout.replicas
+
+    def step(self, *, microbatches: int = 1, scatter_once: bool = True) -> float:
+        """Returns bytes of a step that gathers for each microbatch.
+
+        Args:
+          microbatches: of one replica.
+          scatter_once: gradients are summed on the device and scattered after the last one.
+        """
+        scatters = 1 if scatter_once else microbatches
+        return self.once * ((PASSES - 1) * microbatches + scatters)
 
 
-def _hideable(transfer: Transfer, plan: Plan) -> bool:
-    """Whether computation that does not wait for it goes on meanwhile."""
-    if "tensor" in transfer.axes or transfer.why.startswith("experts"):
-        return False
-    if transfer.why.endswith("updated parameters"):
-        return False
-    once = plan.sizes["stage"] > 1 or plan.work.microbatches > 1
-    return not ("data" in transfer.axes and once)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepTimes:
+    """Parts of a step in seconds; communication can hide behind the backward pass.
+
+    Attributes:
+      forward: of the forward pass.
+      backward: of the backward pass.
+      communication: of gradients and weights.
+      optimizer: of the update.
+    """
+
+    forward: float
+    backward: float
+    communication: float
+    optimizer: float
+
+    def exposed(self, overlap: float) -> float:
+        """Returns seconds of communication in which nothing computes."""
+        return self.communication - min(overlap * self.communication, self.backward)
+
+    def total(self, overlap: float = 0.0) -> float:
+        """Returns the step's time if ``overlap`` of the communication tries to hide."""
+        return self.forward + self.backward + self.optimizer + self.exposed(overlap)
+
+    @property
+    def perfect(self) -> float:
+        """With all that can hide hidden: forward + max(backward, communication) + optimizer."""
+        return self.total(1.0)
+
+
+def buckets(message: float, *, size: float) -> float:
+    """Returns into how many calls gradients fall."""
+    return message / size
