@@ -21,6 +21,7 @@ class Product:
       columns: whether tensor parallelism splits N; K otherwise.
       whole: largest number of devices that the split dimension has parts for.
       rows: rows per token; of experts the chosen ones.
+      padding: rows that are computed over those that are needed, more than 1 under a capacity.
       narrow: whether DecoderConfig.matmul may take it to eight bits.
     """
 
@@ -30,6 +31,7 @@ class Product:
     columns: bool
     whole: int
     rows: float = 1.0
+    padding: float = 1.0
     narrow: bool = True
 
     @property
@@ -84,7 +86,11 @@ def block_work(model: DecoderConfig, kind: str) -> BlockWork:
         products.append(
             Product(value="", inputs=D, outputs=experts.count, columns=True, whole=1, narrow=False)
         )
-        products += _feed_forward(D, experts.mlp_dim, gated=gated, rows=routed, narrow=False)
+        padding = max(1.0, experts.capacity or 1.0)
+        products += [
+            dataclasses.replace(product, rows=routed, padding=padding, narrow=False)
+            for product in _feed_forward(D, experts.mlp_dim, gated=gated)
+        ]
         # Each chosen row is gathered in, and its result gathered and added back.
         inside += routed * (4 * D + (3 if gated else 2) * experts.mlp_dim)
         if experts.shared_mlp_dim:
@@ -106,23 +112,11 @@ def block_work(model: DecoderConfig, kind: str) -> BlockWork:
     )
 
 
-def _feed_forward(
-    inputs: int, width: int, *, gated: bool, rows: float = 1.0, narrow: bool = True
-) -> list[Product]:
-    def make(value: str, k: int, n: int, columns: bool) -> Product:
-        return Product(
-            value=value,
-            inputs=k,
-            outputs=n,
-            columns=columns,
-            whole=width,
-            rows=rows,
-            narrow=narrow,
-        )
-
-    found = [make("mlp_up", inputs, width, True)]
-    found += [make("mlp_gate", inputs, width, True)] if gated else []
-    return [*found, make("", width, inputs, False)]
+def _feed_forward(inputs: int, width: int, *, gated: bool) -> list[Product]:
+    up = Product(value="mlp_up", inputs=inputs, outputs=width, columns=True, whole=width)
+    gate = [dataclasses.replace(up, value="mlp_gate")] if gated else []
+    down = Product(value="", inputs=width, outputs=inputs, columns=False, whole=width)
+    return [up, *gate, down]
 
 
 def attended(length: int, *, window: int, causal: bool) -> float:

@@ -16,14 +16,6 @@ from partitioning.transfers import Transfer
 if TYPE_CHECKING:
     from partitioning.planner.compute import Compute
 
-OVERLAP = {"nvidia": 0.8, "amd": 0.8, "google": 0.9}
-"""Share of a step's computation behind which gathers and reductions of weights hide."""
-
-INLINE = {"nvidia": 0.0, "amd": 0.0, "google": 0.4}
-"""Share of what stands between two dependent products that hides all the same: TPU's compiler
-takes such products apart and sends meanwhile."""
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AxisTraffic:
     """All transfers over one set of mesh axes.
@@ -58,7 +50,7 @@ class AxisTraffic:
 
 def communication(plan: Plan, *, cluster: ClusterConfig, work: "Compute") -> tuple[AxisTraffic, ...]:
     """Returns the traffic of a step by mesh axes."""
-    step, vendor = plan.step, cluster.chip.vendor
+    chip = cluster.chip
     moved = expected(
         plan.model,
         parameters=parameters(plan.model),
@@ -67,44 +59,40 @@ def communication(plan: Plan, *, cluster: ClusterConfig, work: "Compute") -> tup
         work=plan.work,
     )
     blocks = plan.model.layers / plan.sizes["stage"] * plan.work.microbatches
-    room = OVERLAP[vendor] * work.seconds
-    found: dict[tuple[str, ...], list[float]] = {}
-    links: dict[tuple[str, ...], tuple[str, float]] = {}
+    room = work.seconds
+    found: dict[tuple[str, ...], AxisTraffic] = {}
     for transfer in moved:
-        times = 2 * blocks if transfer.why.startswith(("blocks", "keys", "experts")) else 1.0
-        way = passage(transfer, sizes=plan.sizes, cluster=cluster, times=times)
-        hideable = _hideable(transfer, plan)
-        hidden = min(way.seconds * (1 - 1 / max(blocks, 2)), room) if hideable else 0.0
-        if not hideable and _inline(transfer):
-            hidden = INLINE[vendor] * way.seconds
-        elif hideable:
-            room -= hidden
-        entry = found.setdefault(transfer.axes, [0.0, 0.0])
-        entry[0] += way.seconds
-        entry[1] += way.seconds - hidden
-        link, sent = links.get(transfer.axes, ("", 0.0))
-        links[transfer.axes] = (way.link or link, sent + way.sent)
-    del step
-    return tuple(
-        AxisTraffic(
-            axes=axes,
-            link=links[axes][0],
-            sent=links[axes][1],
-            seconds=seconds,
-            exposed=exposed,
+        in_blocks = transfer.why.startswith(("blocks", "keys", "experts", "gradients of"))
+        way = passage(
+            transfer, sizes=plan.sizes, cluster=cluster, times=2 * blocks if in_blocks else 1.0
         )
-        for axes, (seconds, exposed) in found.items()
-    )
+        hidden = 0.0
+        if _between_products(transfer):
+            hidden = chip.inline_overlap * way.seconds
+        elif _beside_products(transfer, plan):
+            hidden = min(chip.overlap * way.seconds, room)
+            room -= hidden
+        before = found.get(transfer.axes)
+        found[transfer.axes] = AxisTraffic(
+            axes=transfer.axes,
+            link=way.link,
+            sent=way.sent + (before.sent if before else 0.0),
+            seconds=way.seconds + (before.seconds if before else 0.0),
+            exposed=way.seconds - hidden + (before.exposed if before else 0.0),
+        )
+    return tuple(found.values())
 
 
-def _inline(transfer: Transfer) -> bool:
-    return "tensor" in transfer.axes or "expert" in transfer.axes
+def _between_products(transfer: Transfer) -> bool:
+    """Whether the next product waits for it."""
+    return "tensor" in transfer.axes or transfer.why.startswith("experts")
 
 
-def _hideable(transfer: Transfer, plan: Plan) -> bool:
-    """Whether computation that does not wait for it goes on meanwhile."""
-    if "tensor" in transfer.axes or transfer.why.startswith("experts"):
-        return False
+def _beside_products(transfer: Transfer, plan: Plan) -> bool:
+    """Whether computation that does not wait for it goes on meanwhile.
+
+    Not so the sum over replicas after the last microbatch, or parameters after the update.
+    """
     if transfer.why.endswith("updated parameters"):
         return False
     once = plan.sizes["stage"] > 1 or plan.work.microbatches > 1

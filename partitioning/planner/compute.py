@@ -10,7 +10,7 @@ import dataclasses
 from partitioning.planner.block_work import BlockWork, Product, attended, block_work
 from partitioning.planner.hardware import ChipConfig
 from partitioning.planner.layout import leaves
-from partitioning.planner.memory import device_host_values, fused_attention
+from partitioning.planner.memory import kept_values, fused_attention
 from partitioning.planner.optimizer_state import state_elements, state_width
 from partitioning.planner.plan import Plan
 from partitioning.planner.step_flops import recomputes_attention
@@ -71,7 +71,7 @@ class _Sums:
 def compute(plan: Plan, *, chip: ChipConfig) -> Compute:
     """Returns what one device computes."""
     step, sums = plan.step, _Sums()
-    fused = fused_attention(plan.model, chip)
+    fused = fused_attention(plan.model, sizes=plan.sizes, chip=chip)
     for part, kinds, times in step.blocks:
         uses = step.uses(part)
         for kind in kinds:
@@ -89,7 +89,7 @@ def compute(plan: Plan, *, chip: ChipConfig) -> Compute:
         recomputed=sums.recomputed,
         loss=loss,
         optimizer=optimizer,
-        offloaded=2 * device_host_values(step) * plan.work.microbatches,
+        offloaded=2 * kept_values(step)[1] * plan.work.microbatches,
         state_offloaded=moved,
         backward_ratio=sums.backward / sums.forward if sums.forward else 2.0,
     )
@@ -133,7 +133,7 @@ def _add_block(
 def product_seconds(step: Step, product: Product, *, chip: ChipConfig) -> float:
     """Returns the time of one product of one microbatch on one device, one pass."""
     t = min(step.sizes["tensor"], product.whole)
-    m = step.tokens * product.rows
+    m = step.tokens * product.rows * product.padding
     k = product.inputs / (1 if product.columns else t)
     n = product.outputs / (t if product.columns else 1)
     narrow = product.narrow and step.model.matmul != "default" and chip.peak_flops_8bit
