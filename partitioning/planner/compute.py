@@ -163,7 +163,7 @@ def _elementwise(step: Step, work: BlockWork) -> float:
     """Bytes that a forward pass reads and writes between products."""
     t = step.sizes["tensor"]
     around = t if step.sequence_parallel else 1
-    return step.tokens * step.width * (work.residual / around + work.inside / t)
+    return step.tokens * step.width * (work.residual / around + (work.inside + work.casts) / t)
 
 
 def _head(step: Step, chip: ChipConfig) -> tuple[float, float, float]:

@@ -8,7 +8,7 @@ predictions against published runs. Standard library only.
 import dataclasses
 
 from partitioning.planner.answers import Quantity
-from partitioning.planner.communication import AxisTraffic, communication
+from partitioning.planner.step_traffic import AxisTraffic, communication
 from partitioning.planner.compute import Compute, compute
 from partitioning.planner.hardware import ClusterConfig
 from partitioning.planner.plan import Plan
