@@ -6,7 +6,7 @@ published/models or configs/models, or the path of one; ``chip``, a file in conf
 tensor group shares them; ``seq_len``; ``remat``, as DecoderConfig.remat, perhaps with "; bf16
 weights"; ``dtype``, "bf16" or "fp8"; then what was measured: ``step_s``, ``tflops_per_chip`` (the
 whole attention square counted), ``tokens_per_s_per_chip``, ``memory_gib`` (a number, "fits" or
-"OOM"); ``source``; and ``microbatches`` of the step, 1 if nothing is said.
+"OOM"); ``source``; and ``microbatches`` of the step, one for each stage if nothing is said.
 """
 
 import csv
@@ -20,6 +20,7 @@ from models.decoder_config import DecoderConfig
 from partitioning.mesh_config import AXES, RulesConfig
 from partitioning.planner.hardware import ClusterConfig
 from partitioning.planner.inputs import load_model
+from partitioning.planner.memory import device_memory
 from partitioning.planner.plan import Plan
 from partitioning.planner.step_flops import step_flops
 from partitioning.traffic_step import Work
@@ -51,20 +52,24 @@ class PublishedRun:
 
     Attributes:
       name: its id.
+      model: name of its model.
       plan: the same work here.
       cluster: the devices.
       seconds: measured duration of a step, None where unknown.
       memory: measured bytes of a device, None where unknown.
+      states_memory: whether anything was said of memory.
       fits: whether it ran.
       narrow: whether products were in eight bits.
       source: where the figures were read.
     """
 
     name: str
+    model: str
     plan: Plan
     cluster: ClusterConfig
     seconds: float | None
     memory: float | None
+    states_memory: bool
     fits: bool
     narrow: bool
     source: str
@@ -73,6 +78,30 @@ class PublishedRun:
     def is_jax(self) -> bool:
         """Whether it was compiled by XLA, as ours are."""
         return "AI-Hypercomputer" in self.source
+
+    @property
+    def expected_memory(self) -> float:
+        """What the framework would report of this plan, in bytes.
+
+        Reports leave out what the driver and libraries take. Frameworks on PyTorch hold logits in
+        the compute dtype, and in float32 as such, as their logarithms and as both gradients, 16
+        bytes each; and in a pipeline nothing that only ours has: gathered embeddings, casts.
+        """
+        use = device_memory(self.plan, chip=self.cluster.chip)
+        if self.is_jax:
+            return use.total - use.part("reserved")
+        ours = ("reserved", "shared_weights", "cast_weights", "logits", "gradient_of_logits")
+        held = use.total - sum(use.part(name) for name in ours)
+        logits = self.plan.step.tokens * self.plan.model.vocab_size / self.plan.sizes["tensor"]
+        passing = ("gradients", "block", "gathered_weights")
+        at_loss = held - sum(use.part(name) for name in passing) + 16 * logits
+        return max(held, at_loss)
+
+    @property
+    def expected_to_fit(self) -> bool:
+        """Whether that fits."""
+        chip = self.cluster.chip
+        return self.expected_memory + chip.reserved <= chip.memory
 
 
 def read_runs(path: pathlib.Path) -> tuple[PublishedRun, ...]:
@@ -90,10 +119,14 @@ def read_runs(path: pathlib.Path) -> tuple[PublishedRun, ...]:
 
 
 def _run(line: dict[str, str]) -> PublishedRun:
-    remat, _, extra = line["remat"].partition(";") if "bf16 weights" in line["remat"] else (
-        line["remat"],
-        "",
-        "",
+    remat, _, extra = (
+        line["remat"].partition(";")
+        if "bf16 weights" in line["remat"]
+        else (
+            line["remat"],
+            "",
+            "",
+        )
     )
     narrow = line["dtype"] != "bf16"
     remat = _REMAT.get(remat.strip(), remat.strip())
@@ -117,17 +150,19 @@ def _run(line: dict[str, str]) -> PublishedRun:
         work=Work(
             rows=_rows(line["sequences_per_chip"], devices=devices, sizes=sizes),
             length=int(line["seq_len"]),
-            microbatches=int(line.get("microbatches") or 1),
+            microbatches=int(line.get("microbatches") or sizes["stage"]),
         ),
         optimizer=AdamW(),
     )
     memory = line["memory_gib"]
     return PublishedRun(
         name=line["id"],
+        model=line["model"],
         plan=plan,
         cluster=_cluster(_CHIPS.get(line["chip"], line["chip"]), devices),
         seconds=_seconds(line, plan),
         memory=float(memory) * 2**30 if re.fullmatch(r"[\d.]+", memory) else None,
+        states_memory=bool(memory),
         fits=memory != "OOM",
         narrow=narrow,
         source=line["source"],
