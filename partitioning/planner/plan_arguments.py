@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import math
+from typing import Any
 
 from models.decoder_config import DecoderConfig
 from partitioning.mesh_config import AXES, MeshConfig
@@ -110,7 +111,7 @@ def _check_rows(plan: Plan) -> None:
 
 
 def _mesh(text: str) -> MeshConfig:
-    sizes: dict[str, int] = {}
+    sizes: dict[str, Any] = {}
     for part in text.split(","):
         axis, _, size = part.partition("=")
         if axis not in AXES or not size.lstrip("-").isdigit():

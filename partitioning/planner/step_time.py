@@ -68,7 +68,7 @@ class Prediction:
 
     @property
     def bottleneck(self) -> str:
-        """The largest part beside products, and beside attention where a fused kernel computes it."""
+        """The largest part beside products, and beside attention in a fused kernel."""
         work = ("products", "attention") if self.fused else ("products",)
         rest = [part for part in self.waterfall if part.name not in work]
         return max(rest, key=lambda part: part.value).name if rest else "products"
