@@ -27,7 +27,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         help="Binding such as DecoderConfig.loss_chunks=8; may be repeated.",
     )
     add("--cluster", default="h100", help="Name in configs/clusters, as in h100_512, or a file.")
-    add("--mesh", help="Sizes of mesh axes, as in fsdp=64,tensor=8; -1 takes what is left.")
+    add("--mesh", help="Sizes, as in fsdp=64,tensor=8; -1 takes what is left.")
     add("--batch_tokens", type=tokens, help="Tokens of a step, as in 4M.")
     add("--seq_len", type=positive, help="Tokens of a row.")
     add("--microbatches", type=positive, help="Parts that run one after the other.")
@@ -75,11 +75,16 @@ def _of_parts(parts: Parts, mesh: MeshConfig | None, *, devices: int, given: Giv
     work = Work(rows=1, length=given.seq_len, pipeline=parts.pipeline)
     return Plan(
         model=parts.model,
-        sizes=(mesh or parts.mesh).sizes(devices),
+        sizes=(mesh or _default(parts.mesh)).sizes(devices),
         rules=parts.rules,
         work=work,
         optimizer=parts.optimizer,
     )
+
+
+def _default(mesh: MeshConfig) -> MeshConfig:
+    """What files say; fully sharded where they say nothing."""
+    return MeshConfig(fsdp=-1) if mesh == MeshConfig() else mesh
 
 
 def _model(model: DecoderConfig, given: Given) -> DecoderConfig:

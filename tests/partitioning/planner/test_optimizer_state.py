@@ -37,11 +37,11 @@ def test_it_is_what_the_optimizer_keeps(optimizer, param_dtype: str) -> None:
     shapes = {leaf.name: jax.ShapeDtypeStruct(leaf.shape, param_dtype) for leaf in tree}
     built = build_optimizer(optimizer, axes={leaf.name: leaf.axes for leaf in tree})
     state = jax.tree.leaves(jax.eval_shape(built.init, shapes))
-    kept = sum(leaf.size * leaf.dtype.itemsize for leaf in state if leaf.ndim > 1 or leaf.size > 64)
+    kept = sum(leaf.size * leaf.dtype.itemsize for leaf in state if leaf.size > 1)
     elements = sum(state_elements(optimizer, leaf) for leaf in tree)
-    assert elements * state_width(optimizer, param_dtype=param_dtype) == pytest.approx(
-        kept, rel=0.03
-    )
+    width = state_width(optimizer, param_dtype=param_dtype)
+    # Muon also keeps three coefficients.
+    assert elements * width == pytest.approx(kept, abs=12)
 
 
 def test_moments_are_shared_with_their_parameter() -> None:
