@@ -21,6 +21,7 @@ class Product:
       columns: whether tensor parallelism splits N; K otherwise.
       whole: largest number of devices that the split dimension has parts for.
       rows: rows per token; of experts the chosen ones.
+      padding: rows that are computed over those that are needed, more than 1 under a capacity.
       narrow: whether DecoderConfig.matmul may take it to eight bits.
     """
 
@@ -30,6 +31,7 @@ class Product:
     columns: bool
     whole: int
     rows: float = 1.0
+    padding: float = 1.0
     narrow: bool = True
 
     @property
@@ -51,6 +53,7 @@ class BlockWork:
         writes: norms and additions.
       inside: the same between products: rotary positions and the activation function; split by
         ``tensor``.
+      casts: elements that products in eight bits look for the largest of, read and write.
       routed: rows per token that an exchange of experts moves and sorts.
     """
 
@@ -60,6 +63,7 @@ class BlockWork:
     keys: int
     residual: int
     inside: float
+    casts: float
     routed: float
 
 
@@ -74,7 +78,7 @@ def block_work(model: DecoderConfig, kind: str) -> BlockWork:
         Product(value="value", inputs=D, outputs=G, columns=True, whole=model.kv_heads),
         Product(value="attention_out", inputs=H, outputs=D, columns=False, whole=model.heads),
     ]
-    gated = model.activation != "gelu"
+    gated, narrow = model.activation != "gelu", model.matmul != "default"
     inside = 2.0 * (H + G) * (2 if model.qk_norm else 1)
     routed = 0.0
     if has_experts(kind):
@@ -84,7 +88,11 @@ def block_work(model: DecoderConfig, kind: str) -> BlockWork:
         products.append(
             Product(value="", inputs=D, outputs=experts.count, columns=True, whole=1, narrow=False)
         )
-        products += _feed_forward(D, experts.mlp_dim, gated=gated, rows=routed, narrow=False)
+        padding = max(1.0, experts.capacity or 1.0)
+        products += [
+            dataclasses.replace(product, rows=routed, padding=padding, narrow=False)
+            for product in _feed_forward(D, experts.mlp_dim, gated=gated)
+        ]
         # Each chosen row is gathered in, and its result gathered and added back.
         inside += routed * (4 * D + (3 if gated else 2) * experts.mlp_dim)
         if experts.shared_mlp_dim:
@@ -102,27 +110,16 @@ def block_work(model: DecoderConfig, kind: str) -> BlockWork:
         keys=G,
         residual=residual,
         inside=inside,
+        casts=2.5 * sum(p.inputs for p in products if p.narrow) if narrow else 0.0,
         routed=routed,
     )
 
 
-def _feed_forward(
-    inputs: int, width: int, *, gated: bool, rows: float = 1.0, narrow: bool = True
-) -> list[Product]:
-    def make(value: str, k: int, n: int, columns: bool) -> Product:
-        return Product(
-            value=value,
-            inputs=k,
-            outputs=n,
-            columns=columns,
-            whole=width,
-            rows=rows,
-            narrow=narrow,
-        )
-
-    found = [make("mlp_up", inputs, width, True)]
-    found += [make("mlp_gate", inputs, width, True)] if gated else []
-    return [*found, make("", width, inputs, False)]
+def _feed_forward(inputs: int, width: int, *, gated: bool) -> list[Product]:
+    up = Product(value="mlp_up", inputs=inputs, outputs=width, columns=True, whole=width)
+    gate = [dataclasses.replace(up, value="mlp_gate")] if gated else []
+    down = Product(value="", inputs=width, outputs=inputs, columns=False, whole=width)
+    return [up, *gate, down]
 
 
 def attended(length: int, *, window: int, causal: bool) -> float:

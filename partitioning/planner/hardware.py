@@ -26,6 +26,9 @@ class ChipConfig:
       matmul_efficiency: share of the peak that large products of a training step reach.
       attention_efficiency: share of the peak that a fused attention kernel reaches.
       bandwidth_efficiency: share of ``memory_bandwidth`` that elementwise work reaches.
+      overlap: share of a transfer of weights or gradients that costs nothing beside products.
+      inline_overlap: the same of a transfer between two products that depend on each other, which
+        only a compiler that takes products apart can hide.
     """
 
     name: str
@@ -40,6 +43,8 @@ class ChipConfig:
     matmul_efficiency: float = 0.7
     attention_efficiency: float = 0.5
     bandwidth_efficiency: float = 0.8
+    overlap: float = 0.8
+    inline_overlap: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,6 +58,7 @@ class LinkConfig:
         directions of the ring together.
       dimensions: of a torus, dimensions that a large mesh axis may use at once; 1 elsewhere.
       latency: seconds that one hop takes.
+      efficiency: share of the bandwidth that large collectives reach.
     """
 
     name: str
@@ -60,6 +66,7 @@ class LinkConfig:
     devices: int = 0
     dimensions: int = 1
     latency: float = 5e-6
+    efficiency: float = 0.8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

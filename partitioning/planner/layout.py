@@ -43,6 +43,11 @@ class Leaf:
         """Whether it belongs to the repeated pattern."""
         return "/pattern/" in self.name
 
+    @property
+    def staged(self) -> bool:
+        """Whether pipeline stages share its layers."""
+        return self.in_blocks
+
 
 def leaves(plan: Plan) -> tuple[Leaf, ...]:
     """Returns every parameter of a plan's model."""

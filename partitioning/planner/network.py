@@ -51,7 +51,7 @@ def passage(
         if members == inside:
             continue
         sent = _sent(transfer, inside=inside, members=members)
-        seconds = sent / (link.bandwidth * lanes(link, members // inside))
+        seconds = sent / (link.bandwidth * link.efficiency * lanes(link, members // inside))
         latency += times * link.latency
         if seconds >= found.seconds:
             found = Passage(seconds=seconds, link=link.name, sent=sent)
