@@ -64,8 +64,8 @@ def _simulate(given: Given) -> Answer:
     found = simulate_cluster(cluster, requests, until=given.days * 86_400.0)
     devices = hosts * given.per_host
     return Answer(
-        title=f"{len(requests)} jobs, {jobs} at a time, of {len(cluster.teams)} teams on {devices:,} devices, "
-        f"{given.engine}, seed {given.seed}",
+        title=f"{len(requests)} jobs, {jobs} at a time, of {len(cluster.teams)} teams on "
+        f"{devices:,} devices, {given.engine}, seed {given.seed}",
         sections=(
             Section(name="waits", title="Waiting for the first start", quantities=_waits(found)),
             Section(name="cluster", title="The cluster", quantities=_use(found, cluster)),
