@@ -72,7 +72,8 @@ class Advice:
             lines += ["Nothing fits.", *_impossible(found), *_not_fitting(found.refused)]
             return "\n".join(lines)
         best = found.fitting[0]
-        lines += [*_table(found.fitting[: self.top]), ""]
+        lines += [*_table(searching.distinct(found.fitting)[: self.top]), ""]
+        lines += ["Of plans that differ only in data x fsdp, the best is shown.", ""]
         lines += ["The best plan, term by term:", *_waterfall(best), ""]
         lines += [f"Bottleneck: {best.prediction.bottleneck}.", ""]
         lines += ["Memory of the busiest device:", *_parts(best.memory.parts), ""]
@@ -99,7 +100,7 @@ class Advice:
             "length": found.asked.length,
             "looked_at": found.looked_at,
             "fits": bool(found.fitting),
-            "plans": [plain(c) for c in found.fitting[: self.top]],
+            "plans": [plain(c) for c in searching.distinct(found.fitting)[: self.top]],
             "families": {name: plain(c) for name, c in families(found.fitting).items()},
             "refused": [_plain_refused(r) for r in found.refused[:_REFUSED]],
             "constraints": [dataclasses.asdict(c) for c in self.constraints],

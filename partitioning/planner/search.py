@@ -174,10 +174,25 @@ def choices(plan: Plan, *, rules: str) -> dict[str, int | str]:
     }
 
 
-def order(candidate: Candidate, rank: Rank) -> tuple[float, float]:
-    """Returns what plans are sorted by; of about equally fast ones, what holds less comes first."""
+def order(candidate: Candidate, rank: Rank) -> tuple[float, bool, float]:
+    """Returns what plans are sorted by.
+
+    Of about equally fast ones, what leaves host memory alone comes first, then what holds less.
+    """
     first = candidate.seconds if rank == "time" else candidate.cost
-    return (float(f"{first:.3g}"), candidate.memory.total)
+    offloads = "offload" in candidate.plan.model.remat
+    return (float(f"{first:.3g}"), offloads, candidate.memory.total)
+
+
+def distinct(found: Iterable[Candidate]) -> tuple[Candidate, ...]:
+    """Returns the best of those that differ only in how replicas and shards divide the devices."""
+    best: dict[tuple[object, ...], Candidate] = {}
+    for candidate in found:
+        mesh = candidate.layout.mesh
+        inner = tuple(mesh[axis] for axis in ("stage", "expert", "context", "tensor"))
+        chunks, remat = candidate.layout.chunks, candidate.plan.model.remat
+        best.setdefault((inner, chunks, remat, candidate.layout.rules), candidate)
+    return tuple(best.values())
 
 
 def _key(layout: Layout, plan: Plan) -> _Key:

@@ -43,7 +43,7 @@ def verified(
     Plans that turn out not to fit are left out; those that could not be compiled stay behind the
     others.
     """
-    kept: list[tuple[bool, tuple[float, float], Candidate]] = []
+    kept: list[tuple[bool, tuple[float, bool, float], Candidate]] = []
     said = []
     for number, candidate in enumerate(outcome.fitting[:most], 1):
         print(f"Compiling plan {number} of {most} ...", file=sys.stderr, flush=True)  # noqa: T201
