@@ -138,7 +138,7 @@ def test_a_fixed_value_that_cannot_fit_is_an_error_with_gigabytes(capsys) -> Non
         (["--fix=tensor=0"], "positive whole number"),
         (["--fix=tensor=4", "--fix=tensor=8"], "given twice"),
         (["--cluster=h1000"], "unknown. Known:"),
-        (["--gin_bindings=DecoderConfig.layer=3"], "DecoderConfig.layer"),
+        (["--gin_bindings=DecoderConfig.layer=3"], "no parameter 'layer'"),
         (["--seq_len=8M"], "less than one row"),
         (["--out=/no/such/folder/plan.gin"], "cannot be written"),
     ],
