@@ -78,7 +78,7 @@ class PublishedRun:
     @property
     def is_jax(self) -> bool:
         """Whether it was compiled by XLA, as ours are."""
-        return "AI-Hypercomputer" in self.source
+        return _is_jax(self.source)
 
     @property
     def expected_memory(self) -> float:
@@ -160,6 +160,10 @@ def _run(line: dict[str, str]) -> PublishedRun:
     )
 
 
+def _is_jax(source: str) -> bool:
+    return "AI-Hypercomputer" in source or "maxtext" in source
+
+
 def _remat(line: dict[str, str]) -> str:
     text = line["remat"].removesuffix("; bf16 weights")
     if text == "selective" and "torchtitan" in line["source"]:
@@ -210,7 +214,7 @@ def _rows(line: dict[str, str], *, sizes: dict[str, int], microbatches: int) -> 
     and in a pipeline by microbatch.
     """
     number, _, of = line["sequences_per_chip"].partition(" ")
-    if "AI-Hypercomputer" in line["source"] and not of:
+    if _is_jax(line["source"]) and not of:
         return int(number) * math.prod(sizes.values())
     replicas = sizes["data"] * sizes["fsdp"] * sizes["expert"]
     return int(number) * replicas * microbatches

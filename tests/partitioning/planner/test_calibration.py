@@ -15,11 +15,11 @@ HEADER = (FOLDER / "fitted.csv").read_text().splitlines()[0]
 ROW = "1,llama3.1-8b,v6e,8,fsdp8,3,8192,full,bf16,3.443,,,,AI-Hypercomputer/x,"
 
 
-def errors(rows: tuple[Row, ...], *, jax: bool) -> list[float]:
+def errors(rows: tuple[Row, ...], source: str) -> list[float]:
     return [
         abs(row.error)
         for row in rows
-        if row.error is not None and row.run.is_jax == jax and not row.run.narrow
+        if row.error is not None and not row.run.narrow and source in row.run.source.lower()
     ]
 
 
@@ -30,15 +30,16 @@ def written(tmp_path: pathlib.Path, row: str, *, header: str = HEADER) -> str:
 
 
 def test_steps_of_jax_runs_are_within_an_eighth_and_most_far_closer() -> None:
-    for rows, typical, worst in ((FITTED, 0.03, 0.08), (HELD_OUT, 0.06, 0.12)):
-        found = errors(rows, jax=True)
+    for rows, typical, worst in ((FITTED, 0.02, 0.08), (HELD_OUT, 0.03, 0.12)):
+        found = errors(rows, "maxtext") + errors(rows, "-recipes")
+        assert len(found) >= 10
         assert statistics.median(found) < typical
         assert max(found) < worst
 
 
-def test_steps_of_other_frameworks_are_typically_within_a_tenth() -> None:
+def test_steps_of_another_framework_that_compiles_are_within_a_tenth() -> None:
     for rows in (FITTED, HELD_OUT):
-        assert statistics.median(errors(rows, jax=False)) < 0.10
+        assert max(errors(rows, "torchtitan")) < 0.10
 
 
 def test_memory_is_within_a_tenth_wherever_it_was_published() -> None:
