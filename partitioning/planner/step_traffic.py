@@ -4,17 +4,14 @@ Standard library only.
 """
 
 import dataclasses
-from typing import TYPE_CHECKING
 
+from partitioning.planner.compute import Compute
 from partitioning.planner.decoder_parameters import parameters
 from partitioning.planner.hardware import ClusterConfig
 from partitioning.planner.network import passage
 from partitioning.planner.plan import Plan
 from partitioning.traffic import expected
 from partitioning.transfers import Transfer
-
-if TYPE_CHECKING:
-    from partitioning.planner.compute import Compute
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,9 +46,7 @@ class AxisTraffic:
         )
 
 
-def communication(
-    plan: Plan, *, cluster: ClusterConfig, work: "Compute"
-) -> tuple[AxisTraffic, ...]:
+def communication(plan: Plan, *, cluster: ClusterConfig, work: Compute) -> tuple[AxisTraffic, ...]:
     """Returns the traffic of a step by mesh axes."""
     chip = cluster.chip
     moved = expected(
