@@ -8,6 +8,8 @@ import pytest
 
 from partitioning.planner.__main__ import main
 from partitioning.planner.calibration import Row, calibrate
+from partitioning.planner.decoder_parameters import count, parameters
+from partitioning.planner.inputs import load_model
 from partitioning.planner.published_runs import FOLDER, read_runs
 
 FITTED, HELD_OUT = calibrate().groups.values()
@@ -63,6 +65,16 @@ def test_eight_bits_rank_above_sixteen_on_the_same_devices() -> None:
     for narrow, wide in (("u14", "19"), ("u15", "u13")):
         assert rows[narrow].seconds < rows[wide].seconds
         assert rows[narrow].run.seconds < rows[wide].run.seconds
+
+
+def test_published_models_have_their_published_sizes() -> None:
+    sizes = {"7b": 6_738_415_616, "13b": 13_015_864_320, "70b": 68_976_648_192}
+    for name, size in sizes.items():
+        model = load_model([str(FOLDER / "models" / f"llama2-{name}.gin")])
+        assert count(parameters(model)) == size
+    for billions in (16, 32, 64, 128):
+        model = load_model([str(FOLDER / "models" / f"maxtext-{billions}b.gin")])
+        assert count(parameters(model)) == pytest.approx(billions * 1e9, rel=0.03)
 
 
 def test_no_run_is_in_both_files() -> None:
