@@ -19,18 +19,31 @@ _EXCHANGE = ("all-to-all", "ragged-all-to-all")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Level:
+    """A transfer on one level of the network.
+
+    Attributes:
+      link: its name.
+      sent: bytes that one device sends there.
+      seconds: that this takes.
+    """
+
+    link: str
+    sent: float
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Passage:
     """A transfer on the links that it crosses.
 
     Attributes:
+      levels: innermost first.
       seconds: that it takes, alone on its links.
-      link: the slowest of them.
-      sent: bytes per device over that link.
     """
 
+    levels: tuple[Level, ...]
     seconds: float
-    link: str
-    sent: float
 
 
 def passage(
@@ -42,21 +55,20 @@ def passage(
       transfer: bytes of a step.
       sizes: mesh axis -> devices.
       cluster: its links.
-      times: separate operations that the bytes are moved in; each takes the link's latency.
+      times: separate operations that the bytes are moved in; each takes the links' latency.
     """
-    inside, found = 1, Passage(seconds=0.0, link="", sent=0.0)
-    latency = 0.0
+    inside, levels, latency = 1, [], 0.0
     for link in cluster.links:
         members = members_within(transfer.axes, sizes=sizes, devices=link.devices)
         if members == inside:
             continue
         sent = _sent(transfer, inside=inside, members=members)
-        seconds = sent / (link.bandwidth * link.efficiency * lanes(link, members // inside))
+        rate = link.bandwidth * link.efficiency * lanes(link, members // inside)
+        levels.append(Level(link=link.name, sent=sent, seconds=sent / rate))
         latency += times * link.latency
-        if seconds >= found.seconds:
-            found = Passage(seconds=seconds, link=link.name, sent=sent)
         inside = members
-    return dataclasses.replace(found, seconds=found.seconds + latency)
+    slowest = max((level.seconds for level in levels), default=0.0)
+    return Passage(levels=tuple(levels), seconds=slowest + latency)
 
 
 def members_within(axes: tuple[str, ...], *, sizes: Mapping[str, int], devices: int) -> int:
