@@ -1,5 +1,6 @@
 """Cluster files: all load, and the rates are those that measured MFU is computed with."""
 
+import dataclasses
 import pathlib
 import re
 
@@ -40,6 +41,12 @@ def test_a_chip_that_there_is_a_compiler_for_names_it(name: str) -> None:
         expected = pool.chip.name if pool.chip.name in TARGETS else pool.chip.target
         assert pool.chip.target == expected
         assert pool.chip.target in {*TARGETS, ""}
+
+
+def test_a_fleet_has_its_clusters_as_their_own_files_do() -> None:
+    for pool in load_fleet("mixed").pools:
+        alone = load_cluster(f"{pool.name}_{pool.devices}")
+        assert pool == dataclasses.replace(alone, per_host=pool.per_host)
 
 
 def test_the_example_in_the_guide_is_a_cluster(tmp_path: pathlib.Path) -> None:
