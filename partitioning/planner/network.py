@@ -55,7 +55,8 @@ def passage(
       transfer: bytes of a step.
       sizes: mesh axis -> devices.
       cluster: its links.
-      times: separate operations that the bytes are moved in; each takes the links' latency.
+      times: separate operations that the bytes are moved in; each takes the links' latency once
+        for every hop of a ring.
     """
     inside, levels, latency = 1, [], 0.0
     for link in cluster.links:
@@ -65,7 +66,8 @@ def passage(
         sent = _sent(transfer, inside=inside, members=members)
         rate = link.bandwidth * link.efficiency * lanes(link, members // inside)
         levels.append(Level(link=link.name, sent=sent, seconds=sent / rate))
-        latency += times * link.latency
+        hops = 1 if transfer.kind in _POINT_TO_POINT else _hops(link, members // inside)
+        latency += times * hops * link.latency
         inside = members
     slowest = max((level.seconds for level in levels), default=0.0)
     return Passage(levels=tuple(levels), seconds=slowest + latency)
@@ -87,6 +89,12 @@ def lanes(link: LinkConfig, members: int) -> int:
     if link.dimensions == 1 or members <= 4:
         return 1
     return min(link.dimensions, 2 if members <= 32 else 3)
+
+
+def _hops(link: LinkConfig, members: int) -> float:
+    """Returns the hops around a ring of groups, or of a torus once along each of its dimensions."""
+    dimensions = lanes(link, members)
+    return dimensions * (members ** (1 / dimensions) - 1)
 
 
 def _sent(transfer: Transfer, *, inside: int, members: int) -> float:

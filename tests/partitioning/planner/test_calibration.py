@@ -113,8 +113,9 @@ def test_a_step_is_known_by_its_tokens_or_its_flops_as_well(tmp_path: pathlib.Pa
     ("row", "said"),
     [
         (ROW.replace("llama3.1-8b", "llama9"), "Unknown model 'llama9'"),
-        (ROW.replace("fsdp8", "fsdp4"), "mesh 'fsdp4' is not of 8 chips"),
+        (ROW.replace("fsdp8", "fsdp4"), "row 1: Mesh 'fsdp4' is not of 8 chips"),
         (ROW.replace("fsdp8", "rows8"), "is not a mesh"),
+        (ROW.replace(",8192,", ",long,"), "row 1: invalid literal for int() with base 10: 'long'"),
         (ROW.replace("v6e", "v9"), "--cluster=v9_8: unknown"),
     ],
 )
@@ -123,6 +124,11 @@ def test_a_wrong_row_is_refused(
 ) -> None:
     assert main(["calibration", "--rows", written(tmp_path, row)]) == 64
     assert said in capsys.readouterr().err
+
+
+def test_a_missing_file_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["calibration", "--rows=nowhere.csv"]) == 64
+    assert "There is no file nowhere.csv." in capsys.readouterr().err
 
 
 def test_a_missing_column_is_named(tmp_path: pathlib.Path) -> None:

@@ -77,13 +77,36 @@ def test_a_torus_offers_more_dimensions_to_larger_groups() -> None:
     assert [lanes(cube, members) for members in (4, 16, 64, 512)] == [1, 2, 3, 3]
 
 
-def test_each_operation_takes_the_latency() -> None:
-    slow = dataclasses.replace(
-        CLUSTER, links=tuple(dataclasses.replace(link, latency=1e-3) for link in CLUSTER.links)
+def slow(**latencies: float):
+    links = tuple(
+        dataclasses.replace(link, latency=latencies.get(link.name, 0.0)) for link in CLUSTER.links
     )
-    transfer = Transfer(kind="all-gather", axes=("tensor",), group=8, payload=8.0, why="x")
-    found = passage(transfer, sizes=sizes(tensor=8), cluster=slow, times=10)
-    assert found.seconds == pytest.approx(10e-3, rel=1e-3)
+    return dataclasses.replace(CLUSTER, links=links)
+
+
+@pytest.mark.parametrize(
+    ("kind", "axis", "mesh", "hops"),
+    [
+        ("all-gather", "tensor", {"tensor": 8}, 7),
+        ("all-gather", "fsdp", {"fsdp": 64, "tensor": 8}, 63),
+        ("reduce-scatter", "fsdp", {"fsdp": 64}, 7 + 7),
+        ("collective-permute", "stage", {"stage": 4, "tensor": 8}, 1),
+    ],
+)
+def test_each_operation_takes_a_hop_s_latency_around_the_ring(kind, axis, mesh, hops) -> None:
+    on = sizes(**mesh)
+    transfer = Transfer(kind=kind, axes=(axis,), group=on[axis], payload=8.0, why="x")
+    cluster = slow(nvlink=1e-3, infiniband=1e-3)
+    found = passage(transfer, sizes=on, cluster=cluster, times=10)
+    assert found.seconds == pytest.approx(10 * hops * 1e-3, rel=1e-3)
+
+
+def test_a_torus_is_crossed_along_its_dimensions() -> None:
+    pod = dataclasses.replace(load_cluster("v6e_256"), links=load_cluster("v6e_256").links)
+    on = sizes(fsdp=256)
+    transfer = Transfer(kind="all-gather", axes=("fsdp",), group=256, payload=8.0, why="x")
+    hop = pod.links[0].latency
+    assert passage(transfer, sizes=on, cluster=pod).seconds == pytest.approx(30 * hop, rel=1e-3)
 
 
 POWERS = st.sampled_from([1, 2, 4, 8, 16])
