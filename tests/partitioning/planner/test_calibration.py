@@ -132,5 +132,5 @@ def test_a_missing_file_is_named(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_missing_column_is_named(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(ValueError, match="there is no column 'source'"):
+    with pytest.raises(ValueError, match="there is no column 'dtype'"):
         read_runs(pathlib.Path(written(tmp_path, "1", header="id")))
