@@ -20,6 +20,7 @@ from jax.sharding import Mesh
 from partitioning.collectives import MeshShape
 from partitioning.mesh import axis_sizes
 from partitioning.mesh_config import AXES
+from partitioning.target_cudnn import kernels_of
 from partitioning.targets import target_devices
 from trainer.assembly import checked_program
 from trainer.program import Program
@@ -127,11 +128,12 @@ def compile_train_step(program: Program, *, run: RunConfig, quick: bool = False)
     """
     rows, length = run.data.global_batch, run.data.sequence_length
     batch = abstract_batch(program, rows=rows, length=length)
-    lowered = build_train_step(program).lower(abstract_state(program), batch)
-    platform = program.mesh.devices.flat[0].platform
+    device = program.mesh.devices.flat[0]
+    options = dict(_QUICK[device.platform]) if quick else None
     said: list[str] = []
-    with without_cache(), captured_stderr(said):
-        compiled = lowered.compile(compiler_options=dict(_QUICK[platform]) if quick else None)
+    with kernels_of(device), without_cache(), captured_stderr(said):
+        lowered = build_train_step(program).lower(abstract_state(program), batch)
+        compiled = lowered.compile(compiler_options=options)
     stats, text = compiled.memory_analysis(), compiled.as_text()
     assert stats is not None
     assert text is not None
