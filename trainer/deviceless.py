@@ -50,6 +50,7 @@ class Memory:
       aliased: share of the outputs that takes the arguments' place.
       temporary: everything between.
       host: temporaries in host memory, which count for no other.
+      reported: peak by the compiler's own account, which may leave some of these out.
     """
 
     arguments: int
@@ -57,11 +58,14 @@ class Memory:
     aliased: int
     temporary: int
     host: int = 0
+    reported: int = 0
 
     @property
     def peak(self) -> int:
         """Bytes that must be free before the step: arguments, outputs of their own, temporaries."""
-        return self.arguments + self.outputs - self.aliased + self.temporary
+        return max(
+            self.arguments + self.outputs - self.aliased + self.temporary, self.reported
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -147,6 +151,7 @@ def compile_train_step(program: Program, *, run: RunConfig, quick: bool = False)
             aliased=stats.alias_size_in_bytes,
             temporary=stats.temp_size_in_bytes,
             host=stats.host_temp_size_in_bytes,
+            reported=stats.peak_memory_in_bytes,
         ),
         complaints=complaints("".join(said)),
     )

@@ -14,6 +14,9 @@ from trainer import config, config_parser
 from trainer.config_schema import Schema
 
 FOLDER = config_parser.REPOSITORY / "configs" / "clusters"
+_ALSO = {"a100": "a100_80", "7x": "tpu7x", "v7x": "tpu7x", "v5_lite": "v5e", "v6": "v6e"}
+"""Other names of kinds."""
+
 CLASSES = (FleetConfig, ClusterConfig, ChipConfig, LinkConfig)
 """What files of clusters may bind."""
 
@@ -36,6 +39,32 @@ def load_fleet(name: str, *, bindings: tuple[str, ...] = ()) -> FleetConfig:
     schema = Schema(root, {cls.__name__: cls for cls in CLASSES}, frozenset())
     built = config.build([str(path)], bindings, schema=schema)[0].instance
     return cast(FleetConfig, built) if fleet else FleetConfig(pools=(cast(ClusterConfig, built),))
+
+
+def load_cluster(name: str) -> ClusterConfig:
+    """Returns the cluster of a name or file that has one kind of device.
+
+    Raises:
+      ValueError: there is no such cluster, or it has several kinds.
+      ConfigError: its file is wrong.
+    """
+    pools = load_fleet(name).pools
+    if len(pools) > 1:
+        kinds = ", ".join(pool.name for pool in pools)
+        raise ValueError(f"--cluster={name} has several kinds of devices; name one: {kinds}.")
+    return pools[0]
+
+
+def cluster_of(accelerator: str, *, devices: int) -> ClusterConfig | None:
+    """Returns the cluster that a job's accelerators are; None of a kind without a file.
+
+    Args:
+      accelerator: as job files name kinds: h100, a100-80, tpu-v5p, cpu.
+      devices: how many.
+    """
+    kind = accelerator.removeprefix("tpu-").replace("-", "_")
+    kind = _ALSO.get(kind, kind)
+    return load_cluster(f"{kind}_{devices}") if kind in cluster_names() else None
 
 
 def cluster_names() -> list[str]:
