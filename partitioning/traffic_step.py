@@ -14,13 +14,30 @@ import math
 from collections.abc import Iterable, Mapping
 
 from models.decoder_config import DecoderConfig
-from partitioning.mesh_config import AXES, PipelineConfig, RulesConfig
+from partitioning.mesh_config import AXES, PipelineConfig, Rule, RulesConfig
 from partitioning.rules import activation_rules, assign, mesh_axes
 from partitioning.schedules import Schedule, build_schedule
 from partitioning.transfers import Transfer
 
 WIDTH = {"float64": 8, "float32": 4, "bfloat16": 2}
 STAGE, REPLICAS = "stage", "data"
+
+
+# Searches ask for the same again and again.
+_built = functools.lru_cache(maxsize=256)(build_schedule)
+_activation_rules = functools.lru_cache(maxsize=64)(activation_rules)
+
+
+@functools.lru_cache(maxsize=16_384)
+def _assigned(
+    axes: tuple[str, ...],
+    shape: tuple[int, ...],
+    table: tuple[Rule, ...],
+    sizes: tuple[int, ...],
+    name: str,
+) -> tuple[tuple[str, ...], ...]:
+    named = dict(zip(AXES, sizes, strict=True))
+    return assign(axes, shape=shape, rules=table, sizes=named, name=name)[0]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,14 +116,14 @@ class Step:
         """The table of the pipeline; None without stages."""
         if self.sizes[STAGE] == 1:
             return None
-        return build_schedule(
+        return _built(
             self.work.pipeline.schedule,
             stages=self.sizes[STAGE],
             chunks=self.work.pipeline.chunks,
             microbatches=self.work.microbatches,
         )
 
-    @property
+    @functools.cached_property
     def skips(self) -> tuple[bool, bool]:
         """Whether idle ticks skip the pieces, and whether stages skip what others begin or end.
 
@@ -116,7 +133,7 @@ class Step:
         ring = self.sizes["context"] > 1 and self.model.context_attention == "ring"
         return skips and not ring, skips
 
-    @property
+    @functools.cached_property
     def blocks(self) -> tuple[tuple[str, tuple[str, ...], float], ...]:
         """Returns (part, kinds of its blocks, how many times a device has these)."""
         model = self.model
@@ -126,7 +143,7 @@ class Step:
             ("suffix", model.suffix, 1),
         )
 
-    @property
+    @functools.cached_property
     def recomputes(self) -> bool:
         """Whether the backward pass of a block computes anything again."""
         return self.model.remat_choices is not None
@@ -140,7 +157,8 @@ class Step:
         self, axes: tuple[str, ...], shape: tuple[int, ...], *, table: tuple, name: str
     ) -> dict[str, set[str]]:
         """Returns logical axis -> mesh axes that split it."""
-        entries, _ = assign(axes, shape=shape, rules=table, sizes=self.sizes, name=name)
+        sizes = tuple(self.sizes[axis] for axis in AXES)
+        entries = _assigned(axes, shape, table, sizes, name)
         found: dict[str, set[str]] = {}
         for logical, entry in zip(axes, entries, strict=True):
             found.setdefault(logical, set()).update(entry)
@@ -157,20 +175,20 @@ class Step:
 
     def axes_of(self, logical: str) -> set[str]:
         """Returns the mesh axes that split a dimension of activations."""
-        rule = next(rule for rule in activation_rules(self.rules) if rule[0] == logical)
+        rule = next(rule for rule in _activation_rules(self.rules) if rule[0] == logical)
         return {axis for axis in mesh_axes(rule[1]) if self.sizes[axis] > 1}
 
-    @property
+    @functools.cached_property
     def batch(self) -> set[str]:
         """Mesh axes that split the rows."""
         return self.axes_of("act_batch")
 
-    @property
+    @functools.cached_property
     def token_axes(self) -> set[str]:
         """Mesh axes that split the tokens: rows and length."""
         return self.batch | self.axes_of("act_length")
 
-    @property
+    @functools.cached_property
     def sequence_parallel(self) -> bool:
         """Whether ``tensor`` splits the residual stream along the sequence."""
         return "tensor" in self.axes_of("act_length_residual")
@@ -180,13 +198,13 @@ class Step:
         """b."""
         return WIDTH[self.model.dtype]
 
-    @property
+    @functools.cached_property
     def tokens(self) -> float:
         """Tokens of a microbatch in one tensor group."""
         ways = self.ways(self.token_axes) * self.work.microbatches
         return self.work.rows * self.work.length / ways
 
-    @property
+    @functools.cached_property
     def residual(self) -> float:
         """a."""
         return self.tokens * self.model.embed_dim * self.width

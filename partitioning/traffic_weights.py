@@ -87,14 +87,15 @@ class Weight:
         left over the others. Norms are float32 and, under sequence parallelism, also sums over
         ``tensor``.
 
-        With stages, replicas add up once per step, after all ticks, in float32 at least; so do
-        stages for what all of them read, and these come first.
+        With several microbatches replicas add up once per step, after all of them, in float32 at
+        least (replicas.py); so do stages for what all of them read, and these come first.
         """
         step = self.step
         left = self.summed - self.apart
         wide = max(4, step.width)
         narrow = wide if self.part == "norms" or self.is_router else step.width
-        waiting = [] if step.schedule is None else [{STAGE} - self.apart, {REPLICAS} & left]
+        waiting = [] if step.schedule is None else [{STAGE} - self.apart]
+        waiting += [{REPLICAS} & left] if step.work.microbatches > 1 else []
         left |= set().union(*waiting)
         rounds = [(left.difference(*waiting), narrow * self.reduced), *((w, wide) for w in waiting)]
         for axes, bytes_each in rounds:

@@ -47,9 +47,12 @@ def wire_bytes(kind: str, *, payload: float, group: int) -> float:
 
 def merged(transfers: Iterable[Transfer]) -> tuple[Transfer, ...]:
     """Adds up transfers of the same kind, axes and reason; drops what moves nothing."""
-    total: dict[tuple[str, tuple[str, ...], str], Transfer] = {}
+    found: dict[tuple[str, tuple[str, ...], str], list[Transfer]] = {}
     for transfer in transfers:
-        key = (transfer.kind, transfer.axes, transfer.why)
-        before = total[key].payload if key in total else 0.0
-        total[key] = dataclasses.replace(transfer, payload=before + transfer.payload)
-    return tuple(t for t in total.values() if t.payload and t.group > 1)
+        if transfer.payload and transfer.group > 1:
+            key = (transfer.kind, transfer.axes, transfer.why)
+            found.setdefault(key, []).append(transfer)
+    return tuple(
+        dataclasses.replace(same[0], payload=sum(transfer.payload for transfer in same))
+        for same in found.values()
+    )

@@ -1,7 +1,8 @@
 """Peak arithmetic rates of accelerators, for model FLOPs utilisation (no jax).
 
 Dense bfloat16 rates from the vendors' data sheets; the figures "with sparsity" are twice these and
-never reached by training.
+never reached by training. jax counts each half of a TPU7x as a device. A test holds them against
+those of configs/clusters/chips.
 """
 
 PEAK_FLOPS: dict[str, float] = {
@@ -16,7 +17,7 @@ PEAK_FLOPS: dict[str, float] = {
     "TPU v5p": 459e12,
     "TPU v5": 459e12,
     "TPU v6 lite": 918e12,
-    "TPU7x": 2307e12,
+    "TPU7x": 1153.5e12,
 }
 """Prefix of jax's ``device_kind`` -> FLOP/s of one device; longer prefixes first."""
 

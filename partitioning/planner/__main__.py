@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from launch.contract import ExitCode
 from partitioning.planner.command import PROGRAM, Parser
-from partitioning.planner.commands import shapes
+from partitioning.planner.commands import calibration, prediction, shapes
 
-COMMANDS = (shapes,)
+COMMANDS = (shapes, prediction, calibration)
 """Modules that register commands, in the order of the help."""
 
 _DESCRIPTION = """\

@@ -53,6 +53,7 @@ class BlockWork:
         writes: norms and additions.
       inside: the same between products: rotary positions and the activation function; split by
         ``tensor``.
+      casts: elements that products in eight bits look for the largest of, read and write.
       routed: rows per token that an exchange of experts moves and sorts.
     """
 
@@ -62,6 +63,7 @@ class BlockWork:
     keys: int
     residual: int
     inside: float
+    casts: float
     routed: float
 
 
@@ -76,7 +78,7 @@ def block_work(model: DecoderConfig, kind: str) -> BlockWork:
         Product(value="value", inputs=D, outputs=G, columns=True, whole=model.kv_heads),
         Product(value="attention_out", inputs=H, outputs=D, columns=False, whole=model.heads),
     ]
-    gated = model.activation != "gelu"
+    gated, narrow = model.activation != "gelu", model.matmul != "default"
     inside = 2.0 * (H + G) * (2 if model.qk_norm else 1)
     routed = 0.0
     if has_experts(kind):
@@ -108,6 +110,7 @@ def block_work(model: DecoderConfig, kind: str) -> BlockWork:
         keys=G,
         residual=residual,
         inside=inside,
+        casts=2.5 * sum(p.inputs for p in products if p.narrow) if narrow else 0.0,
         routed=routed,
     )
 

@@ -10,11 +10,10 @@ import dataclasses
 from partitioning.planner.block_work import BlockWork, Product, attended, block_work
 from partitioning.planner.hardware import ChipConfig
 from partitioning.planner.layout import leaves
-from partitioning.planner.memory import kept_values, fused_attention
+from partitioning.planner.memory import fused_attention, kept_values
 from partitioning.planner.optimizer_state import state_elements, state_width
 from partitioning.planner.plan import Plan
-from partitioning.planner.step_flops import recomputes_attention
-from partitioning.traffic_step import WIDTH, Step
+from partitioning.traffic_step import WIDTH, Step, Uses
 
 TILE = 128
 """Side of the blocks in which chips multiply: a dimension d fills ``d / (d + TILE)`` of them."""
@@ -71,13 +70,9 @@ class _Sums:
 def compute(plan: Plan, *, chip: ChipConfig) -> Compute:
     """Returns what one device computes."""
     step, sums = plan.step, _Sums()
-    fused = fused_attention(plan.model, sizes=plan.sizes, chip=chip)
     for part, kinds, times in step.blocks:
-        uses = step.uses(part)
         for kind in kinds:
-            _add_block(
-                sums, step, kind, chip=chip, fused=fused, count=uses.runs * times, uses=uses.forward
-            )
+            _add_block(sums, step, kind, chip=chip, uses=step.uses(part), times=times)
     head, again, loss = _head(step, chip)
     sums.products += head
     sums.recomputed += again
@@ -96,38 +91,34 @@ def compute(plan: Plan, *, chip: ChipConfig) -> Compute:
 
 
 def _add_block(
-    sums: _Sums,
-    step: Step,
-    kind: str,
-    *,
-    chip: ChipConfig,
-    fused: bool,
-    count: float,
-    uses: int,
+    sums: _Sums, step: Step, kind: str, *, chip: ChipConfig, uses: Uses, times: float
 ) -> None:
-    work, model = block_work(step.model, kind), step.model
-    remat = model.remat_choices
-    kept = () if remat is None else remat.kept
-    forward = again = 0.0
-    for product in work.products:
-        seconds = product_seconds(step, product, chip=chip)
-        forward += seconds
-        if remat is not None and product.value and product.value not in kept:
-            again += seconds
+    """Adds a block that a device has ``times`` over."""
+    work, remat = block_work(step.model, kind), step.model.remat_choices
+    fused = fused_attention(step.model, sizes=step.sizes, chip=chip)
+    each = [(p.value, product_seconds(step, p, chip=chip)) for p in work.products]
+    products = sum(seconds for _, seconds in each)
     attention = _attention(step, work, chip=chip, fused=fused)
     elementwise = _elementwise(step, work) / (chip.memory_bandwidth * chip.bandwidth_efficiency)
+    again = 0.0
     if remat is not None:
+        again = sum(seconds for value, seconds in each if value and value not in remat.kept)
         again += elementwise
-    if recomputes_attention(model):
-        again += attention
-    once = forward + attention + elementwise
-    back = 2 * forward + ATTENTION_BACKWARD * attention + 2 * elementwise + again
-    sums.products += 3 * forward * count
-    sums.attention += (1 + ATTENTION_BACKWARD) * attention * count
+        # XLA's own attention and cuDNN's lose their statistics; kernels for TPU name them, too.
+        again += (
+            0.0 if fused and chip.vendor == "google" and "attention" in remat.kept else attention
+        )
+    count, forward = uses.runs * times, products + attention + elementwise
+    # A pipeline computes forward passes once more for their backward pass.
+    again += (uses.forward - 1) * forward
+    sums.products += 3 * products * count
+    ratio = ATTENTION_BACKWARD if fused else 2.0
+    sums.attention += (1 + ratio) * attention * count
     sums.elementwise += 3 * elementwise * count
-    sums.recomputed += (again + (uses - 1) * once) * count
-    sums.forward += once * count
-    sums.backward += (back + (uses - 1) * once) * count
+    sums.recomputed += again * count
+    sums.forward += forward * count
+    backward = 2 * products + ratio * attention + 2 * elementwise + again
+    sums.backward += backward * count
 
 
 def product_seconds(step: Step, product: Product, *, chip: ChipConfig) -> float:
@@ -145,25 +136,29 @@ def product_seconds(step: Step, product: Product, *, chip: ChipConfig) -> float:
 
 
 def _attention(step: Step, work: BlockWork, *, chip: ChipConfig, fused: bool) -> float:
-    """Seconds of a forward pass of attention of one microbatch on one device."""
+    """Seconds of a forward pass of attention of one microbatch on one device.
+
+    Fused kernels and rings skip what the causal mask hides; XLA computes the whole square, and so
+    does any kernel that gets gathered keys. Without fusion scores pass through memory.
+    """
+    spread = step.sizes["context"] > 1
+    ring = spread and step.model.context_attention == "ring"
+    keys = attended(step.work.length, window=work.window, causal=ring or (fused and not spread))
     heads = work.heads / min(step.sizes["tensor"], step.model.heads)
-    keys = attended(step.work.length, window=work.window, causal=fused)
     flops = 4 * step.tokens * heads * keys
     if fused:
         return flops / (chip.peak_flops * chip.attention_efficiency)
     assert step.model.head_dim is not None
-    scores = step.tokens * heads / step.model.head_dim * keys
-    passes = 4 + 4 + 4 + step.width
-    return flops / (chip.peak_flops * chip.matmul_efficiency) + scores * passes / (
-        chip.memory_bandwidth * chip.bandwidth_efficiency
-    )
+    moved = step.tokens * heads / step.model.head_dim * keys * (3 * 4 + step.width)
+    arithmetic = flops / (chip.peak_flops * chip.matmul_efficiency)
+    return arithmetic + moved / (chip.memory_bandwidth * chip.bandwidth_efficiency)
 
 
 def _elementwise(step: Step, work: BlockWork) -> float:
     """Bytes that a forward pass reads and writes between products."""
     t = step.sizes["tensor"]
     around = t if step.sequence_parallel else 1
-    return step.tokens * step.width * (work.residual / around + work.inside / t)
+    return step.tokens * step.width * (work.residual / around + (work.inside + work.casts) / t)
 
 
 def _head(step: Step, chip: ChipConfig) -> tuple[float, float, float]:

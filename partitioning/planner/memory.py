@@ -150,7 +150,10 @@ def _gradients(plan: Plan, tree: tuple[Leaf, ...]) -> tuple[Quantity, Quantity]:
     wide = max(_WIDE, width)
     if plan.sizes[STAGE] > 1:
         own = sum(leaf.elements / leaf.ways for leaf in tree)
-        stage, narrow = sum(leaf.elements / leaf.ways for leaf in tree if leaf.in_blocks), plan.step.width
+        stage, narrow = (
+            sum(leaf.elements / leaf.ways for leaf in tree if leaf.in_blocks),
+            plan.step.width,
+        )
         return (
             _b("gradients", stage * narrow, f"{narrow} B x {stage:,.0f} of a stage"),
             _b("gradient_sums", own * wide, f"{wide} B x {own:,.0f}"),

@@ -2,11 +2,12 @@
 
 ``published/*.csv`` hold one run a line, with its source. Columns: ``id``; ``model``, a file in
 published/models or configs/models, or the path of one; ``chip``, a file in configs/clusters;
-``chips``; ``mesh``, as in "data2 x fsdp128"; ``sequences_per_chip``, "16 per replica" where a
-tensor group shares them; ``seq_len``; ``remat``, as DecoderConfig.remat, perhaps with "; bf16
-weights"; ``dtype``, "bf16" or "fp8"; then what was measured: ``step_s``, ``tflops_per_chip`` (the
-whole attention square counted), ``tokens_per_s_per_chip``, ``memory_gib`` (a number, "fits" or
-"OOM"); ``source``; and ``microbatches`` of the step, 1 if nothing is said.
+``chips``; ``mesh``, as in "data2 x fsdp128"; ``sequences_per_chip``, or as in "16 per replica";
+``seq_len``; ``remat``, as DecoderConfig.remat, perhaps with "; bf16 weights"; ``dtype``, "bf16" or
+"fp8"; then what was measured: ``step_s``, ``tflops_per_chip`` (the whole attention square counted),
+``tokens_per_s_per_chip``, ``memory_gib`` (a number, "fits" or "OOM"); ``source``; and
+``microbatches`` of the step, one for each stage if nothing is said. Lines that begin with # are
+remarks.
 """
 
 import csv
@@ -20,6 +21,7 @@ from models.decoder_config import DecoderConfig
 from partitioning.mesh_config import AXES, RulesConfig
 from partitioning.planner.hardware import ClusterConfig
 from partitioning.planner.inputs import load_model
+from partitioning.planner.memory import device_memory
 from partitioning.planner.plan import Plan
 from partitioning.planner.step_flops import step_flops
 from partitioning.traffic_step import Work
@@ -36,7 +38,7 @@ _NAMES = {
 }
 _CHIPS = {"a100-80gb": "a100_80", "h100-80gb": "h100", "h100-96gb (500 W)": "h100_96"}
 _REMAT = {
-    "": "selective",
+    "": "save:query,key,value,attention,attention_out",
     "selective-op": "save:query,value,attention,mlp_up",
     "activations offloaded to host": "offload:query,key,value",
     "context and mlpwo offloaded": "offload:attention",
@@ -51,20 +53,24 @@ class PublishedRun:
 
     Attributes:
       name: its id.
+      model: name of its model.
       plan: the same work here.
       cluster: the devices.
       seconds: measured duration of a step, None where unknown.
       memory: measured bytes of a device, None where unknown.
+      states_memory: whether anything was said of memory.
       fits: whether it ran.
       narrow: whether products were in eight bits.
       source: where the figures were read.
     """
 
     name: str
+    model: str
     plan: Plan
     cluster: ClusterConfig
     seconds: float | None
     memory: float | None
+    states_memory: bool
     fits: bool
     narrow: bool
     source: str
@@ -74,6 +80,30 @@ class PublishedRun:
         """Whether it was compiled by XLA, as ours are."""
         return "AI-Hypercomputer" in self.source
 
+    @property
+    def expected_memory(self) -> float:
+        """What the framework would report of this plan, in bytes.
+
+        Reports leave out what the driver and libraries take. Frameworks on PyTorch hold logits in
+        the compute dtype, and in float32 as such, as their logarithms and as both gradients, 16
+        bytes each; and in a pipeline nothing that only ours has: gathered embeddings, casts.
+        """
+        use = device_memory(self.plan, chip=self.cluster.chip)
+        if self.is_jax:
+            return use.total - use.part("reserved")
+        ours = ("reserved", "shared_weights", "cast_weights", "logits", "gradient_of_logits")
+        held = use.total - sum(use.part(name) for name in ours)
+        logits = self.plan.step.tokens * self.plan.model.vocab_size / self.plan.sizes["tensor"]
+        passing = ("gradients", "block", "gathered_weights")
+        at_loss = held - sum(use.part(name) for name in passing) + 16 * logits
+        return max(held, at_loss)
+
+    @property
+    def expected_to_fit(self) -> bool:
+        """Whether that fits."""
+        chip = self.cluster.chip
+        return self.expected_memory + chip.reserved <= chip.memory
+
 
 def read_runs(path: pathlib.Path) -> tuple[PublishedRun, ...]:
     """Reads a file of runs.
@@ -81,57 +111,60 @@ def read_runs(path: pathlib.Path) -> tuple[PublishedRun, ...]:
     Raises:
       ValueError: a line is not as described above.
     """
+    found: list[PublishedRun] = []
     with path.open(newline="") as file:
-        lines = csv.DictReader(line for line in file if not line.startswith("#"))
         try:
-            return tuple(_run({k: (v or "").strip() for k, v in line.items()}) for line in lines)
+            for line in csv.DictReader(text for text in file if not text.startswith("#")):
+                named = {name: (value or "").strip() for name, value in line.items()}
+                if named["source"] == "same" and found:
+                    named["source"] = found[-1].source
+                found.append(_run(named))
         except KeyError as error:
             raise ValueError(f"{path}: there is no column {error}.") from error
+    return tuple(found)
 
 
 def _run(line: dict[str, str]) -> PublishedRun:
-    remat, _, extra = line["remat"].partition(";") if "bf16 weights" in line["remat"] else (
-        line["remat"],
-        "",
-        "",
-    )
-    narrow = line["dtype"] != "bf16"
-    remat = _REMAT.get(remat.strip(), remat.strip())
+    narrow, memory = line["dtype"] != "bf16", line["memory_gib"]
+    devices, sizes = int(line["chips"]), _sizes(line["mesh"])
+    if math.prod(sizes.values()) != devices:
+        raise ValueError(f"Row {line['id']}: mesh {line['mesh']!r} is not of {devices} chips.")
     model = dataclasses.replace(
         _model(line["model"]),
-        remat=remat,
+        remat=_remat(line),
         matmul="fp8" if narrow else "default",
-        param_dtype="bfloat16" if extra else "float32",
+        param_dtype="bfloat16" if "bf16 weights" in line["remat"] else "float32",
         # Any fused kernel, and the whole loss at once, as others have them.
         attention="cudnn",
         scan_layers=True,
         loss_chunks=1,
     )
-    devices, sizes = int(line["chips"]), _sizes(line["mesh"])
-    if math.prod(sizes.values()) != devices:
-        raise ValueError(f"Row {line['id']}: mesh {line['mesh']!r} is not of {devices} chips.")
-    plan = Plan(
-        model=model,
-        sizes=sizes,
-        rules=RulesConfig(),
-        work=Work(
-            rows=_rows(line["sequences_per_chip"], devices=devices, sizes=sizes),
-            length=int(line["seq_len"]),
-            microbatches=int(line.get("microbatches") or 1),
-        ),
-        optimizer=AdamW(),
+    microbatches = int(line.get("microbatches") or sizes["stage"])
+    work = Work(
+        rows=_rows(line, sizes=sizes, microbatches=microbatches),
+        length=int(line["seq_len"]),
+        microbatches=microbatches,
     )
-    memory = line["memory_gib"]
+    plan = Plan(model=model, sizes=sizes, rules=RulesConfig(), work=work, optimizer=AdamW())
     return PublishedRun(
         name=line["id"],
+        model=line["model"],
         plan=plan,
         cluster=_cluster(_CHIPS.get(line["chip"], line["chip"]), devices),
         seconds=_seconds(line, plan),
         memory=float(memory) * 2**30 if re.fullmatch(r"[\d.]+", memory) else None,
+        states_memory=bool(memory),
         fits=memory != "OOM",
         narrow=narrow,
         source=line["source"],
     )
+
+
+def _remat(line: dict[str, str]) -> str:
+    text = line["remat"].removesuffix("; bf16 weights")
+    if text == "selective" and "torchtitan" in line["source"]:
+        text = "selective-op"
+    return _REMAT.get(text, text)
 
 
 def _seconds(line: dict[str, str], plan: Plan) -> float | None:
@@ -170,8 +203,14 @@ def _sizes(text: str) -> dict[str, int]:
     return sizes
 
 
-def _rows(text: str, *, devices: int, sizes: dict[str, int]) -> int:
-    number = int(text.split()[0])
-    if "replica" in text:
-        return number * sizes["data"] * sizes["fsdp"] * sizes["expert"]
-    return number * devices
+def _rows(line: dict[str, str], *, sizes: dict[str, int], microbatches: int) -> int:
+    """Rows of the global batch.
+
+    JAX frameworks count a batch by device; others by group of devices with the same parameters,
+    and in a pipeline by microbatch.
+    """
+    number, _, of = line["sequences_per_chip"].partition(" ")
+    if "AI-Hypercomputer" in line["source"] and not of:
+        return int(number) * math.prod(sizes.values())
+    replicas = sizes["data"] * sizes["fsdp"] * sizes["expert"]
+    return int(number) * replicas * microbatches

@@ -72,7 +72,7 @@ def per_token(model: DecoderConfig, length: int) -> StepFlops:
         attention_full=3 * full,
         attention_causal=3 * causal,
         recomputed=again,
-        recomputed_attention=causal if recomputes_attention(model) else 0.0,
+        recomputed_attention=causal if model.remat_choices is not None else 0.0,
     )
 
 
@@ -82,8 +82,3 @@ def recomputed_products(model: DecoderConfig, work: BlockWork) -> float:
     if remat is None:
         return 0.0
     return sum(p.flops for p in work.products if p.value and p.value not in remat.kept)
-
-
-def recomputes_attention(model: DecoderConfig) -> bool:
-    """Whether the backward pass runs attention forward once more."""
-    return model.remat_choices is not None

@@ -8,11 +8,13 @@ predictions against published runs. Standard library only.
 import dataclasses
 
 from partitioning.planner.answers import Quantity
-from partitioning.planner.communication import AxisTraffic, communication
 from partitioning.planner.compute import Compute, compute
-from partitioning.planner.hardware import ClusterConfig
+from partitioning.planner.hardware import ChipConfig, ClusterConfig
+from partitioning.planner.memory import fused_attention
 from partitioning.planner.plan import Plan
 from partitioning.planner.step_flops import StepFlops, step_flops
+from partitioning.planner.step_traffic import AxisTraffic, communication
+from partitioning.traffic_step import Step
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,6 +25,8 @@ class Prediction:
       waterfall: seconds by cause, all positive; they add up to the step.
       traffic: what each set of mesh axes moves, over which link, hidden or not.
       flops: of the step, on all devices.
+      pipeline_flops: forward passes that a pipeline does once more for its backward passes.
+      fused: whether attention runs in a kernel that never holds its scores.
       tokens: of the step.
       devices: of the mesh.
       peak: FLOP/s of one device in bfloat16.
@@ -31,6 +35,8 @@ class Prediction:
     waterfall: tuple[Quantity, ...]
     traffic: tuple[AxisTraffic, ...]
     flops: StepFlops
+    pipeline_flops: float
+    fused: bool
     tokens: int
     devices: int
     peak: float
@@ -58,12 +64,13 @@ class Prediction:
     @property
     def hfu(self) -> float:
         """Hardware FLOPs utilisation: what is computed again counts, too."""
-        return self._share(self.flops.hardware)
+        return self._share(self.flops.hardware + self.pipeline_flops)
 
     @property
     def bottleneck(self) -> str:
-        """The largest part of the step beside products with parameters and attention."""
-        rest = [p for p in self.waterfall if p.name not in ("products", "attention")]
+        """The largest part beside products, and beside attention in a fused kernel."""
+        work = ("products", "attention") if self.fused else ("products",)
+        rest = [part for part in self.waterfall if part.name not in work]
         return max(rest, key=lambda part: part.value).name if rest else "products"
 
     def _share(self, flops: float) -> float:
@@ -79,22 +86,20 @@ def predict(plan: Plan, *, cluster: ClusterConfig) -> Prediction:
     step, chip = plan.step, cluster.chip
     work = compute(plan, chip=chip)
     traffic = communication(plan, cluster=cluster, work=work)
-    away = work.offloaded / cluster.host_bandwidth
-    parts = [
-        _s("products", work.products),
-        _s("attention", work.attention),
-        _s("elementwise", work.elementwise),
-        _s("recomputation", work.recomputed),
-        _s("loss", work.loss),
-        _s("bubble", _bubble(step, work)),
-        _s("optimizer", work.optimizer + work.state_offloaded / cluster.host_bandwidth),
-        _s("host_offload", max(0.0, away - work.seconds)),
+    flops = step_flops(plan.model, rows=plan.work.rows, length=plan.work.length)
+    parts = (
+        *_computed(work, flops, plan=plan, chip=chip),
+        _bubble(step, work),
+        *_offloaded(work, cluster),
         *(_s(f"exposed_{'_'.join(t.axes)}", t.exposed, t.formula) for t in traffic),
-    ]
+    )
+    passes = step.uses("pattern").forward - 1
     return Prediction(
         waterfall=tuple(part for part in parts if part.value),
         traffic=traffic,
-        flops=step_flops(plan.model, rows=plan.work.rows, length=plan.work.length),
+        flops=flops,
+        pipeline_flops=passes * flops.total("causal") / 3,
+        fused=fused_attention(plan.model, sizes=plan.sizes, chip=chip),
         tokens=plan.tokens,
         devices=plan.devices,
         peak=chip.peak_flops,
@@ -105,8 +110,46 @@ def _s(name: str, value: float, formula: str = "") -> Quantity:
     return Quantity(name=name, value=value, unit="s", formula=formula)
 
 
-def _bubble(step, work: Compute) -> float:
+def _computed(
+    work: Compute, flops: StepFlops, *, plan: Plan, chip: ChipConfig
+) -> tuple[Quantity, ...]:
+    rate = chip.memory_bandwidth * chip.bandwidth_efficiency
+
+    def arithmetic(name: str, seconds: float, whole: float) -> Quantity:
+        share = whole / plan.devices / chip.peak_flops
+        reached = share / seconds if seconds else 0.0
+        formula = (
+            f"{whole / plan.devices:.4g} FLOP / ({chip.peak_flops:.4g} FLOP/s x {reached:.2f})"
+        )
+        return _s(name, seconds, formula)
+
+    def moved(name: str, seconds: float) -> Quantity:
+        return _s(name, seconds, f"{seconds * rate:.4g} B / {rate:.4g} B/s")
+
+    return (
+        arithmetic("products", work.products, flops.products),
+        arithmetic("attention", work.attention, flops.attention_causal),
+        moved("elementwise", work.elementwise),
+        _s("recomputation", work.recomputed, f"remat={plan.model.remat!r}"),
+        moved("loss", work.loss),
+        moved("optimizer", work.optimizer),
+    )
+
+
+def _bubble(step: Step, work: Compute) -> Quantity:
+    """Idle slots of the busiest stage; a tick lasts as its slowest stage."""
     if step.schedule is None:
-        return 0.0
+        return _s("bubble", 0.0)
     share = step.schedule.bubble(backward=work.backward_ratio)
-    return work.seconds * share / (1.0 - share)
+    formula = f"{work.seconds:.4g} s x {share:.3f} / (1 - {share:.3f})"
+    return _s("bubble", work.seconds * share / (1.0 - share), formula)
+
+
+def _offloaded(work: Compute, cluster: ClusterConfig) -> tuple[Quantity, ...]:
+    """Activations cross to the host beside products; the update waits for its state."""
+    rate = cluster.host_bandwidth
+    values = max(0.0, work.offloaded / rate - work.seconds)
+    return (
+        _s("host_offload", values, f"{work.offloaded:.4g} B / {rate:.4g} B/s beside the rest"),
+        _s("state_offload", work.state_offloaded / rate, f"{work.state_offloaded:.4g} B"),
+    )

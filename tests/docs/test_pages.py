@@ -133,7 +133,8 @@ def test_every_rule_set_has_its_row():
 
 
 def test_every_page_with_examples_is_run_by_a_test():
-    """Others: test_configuration.py, test_docs.py of checkpoints, tests/launch and tests/slurm."""
+    """Others: test_configuration.py, test_docs.py of checkpoints, tests/launch, tests/slurm and
+    tests/partitioning/planner."""
     found = {path.stem for path in (REPOSITORY / "docs").glob("*.md") if pages.examples(path.stem)}
     ours = {
         "adding_a_dataset",
@@ -144,7 +145,7 @@ def test_every_page_with_examples_is_run_by_a_test():
         "partitioning",
         "processes",
     }
-    elsewhere = {"configuration", "checkpoints", "failures", "kubernetes", "slurm"}
+    elsewhere = {"calibration", "configuration", "checkpoints", "failures", "kubernetes", "slurm"}
     assert ours <= found <= ours | elsewhere
 
 

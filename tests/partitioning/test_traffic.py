@@ -106,6 +106,12 @@ def test_replicas_sum_the_shards_of_gradients():
     assert moved("all-reduce", "blocks: gradients summed", data=4, fsdp=8) == alone / 8
 
 
+def test_replicas_sum_once_and_in_float32_after_several_microbatches():
+    work = dataclasses.replace(WORK, microbatches=4)
+    found = moved("all-reduce", "blocks: gradients summed", data=4, work=work)
+    assert found == 3 * 64 * 256 * 4
+
+
 def test_zero1_scatters_gradients_and_gathers_parameters_in_their_own_dtype():
     rules = programs.rules("zero1")
     size = 3 * 64 * 256

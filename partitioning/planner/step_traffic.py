@@ -16,6 +16,7 @@ from partitioning.transfers import Transfer
 if TYPE_CHECKING:
     from partitioning.planner.compute import Compute
 
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AxisTraffic:
     """All transfers over one set of mesh axes.
@@ -48,7 +49,9 @@ class AxisTraffic:
         )
 
 
-def communication(plan: Plan, *, cluster: ClusterConfig, work: "Compute") -> tuple[AxisTraffic, ...]:
+def communication(
+    plan: Plan, *, cluster: ClusterConfig, work: "Compute"
+) -> tuple[AxisTraffic, ...]:
     """Returns the traffic of a step by mesh axes."""
     chip = cluster.chip
     moved = expected(

@@ -1,0 +1,101 @@
+"""Which links a group crosses, and how long that takes."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from partitioning.mesh_config import AXES
+from partitioning.planner.network import lanes, members_within, passage
+from partitioning.planner.plan_arguments import load_cluster
+from partitioning.transfers import Transfer
+
+CLUSTER = dataclasses.replace(
+    load_cluster("h100_512"),
+    links=tuple(
+        dataclasses.replace(link, efficiency=1.0, latency=0.0)
+        for link in load_cluster("h100_512").links
+    ),
+)
+NVLINK, INFINIBAND = (link.bandwidth for link in CLUSTER.links)
+
+
+def sizes(**given_sizes: int) -> dict[str, int]:
+    return dict.fromkeys(AXES, 1) | given_sizes
+
+
+def taken(kind: str, axis: str, *, payload: float = 1e9, times: float = 1.0, **mesh: int):
+    on = sizes(**mesh)
+    transfer = Transfer(kind=kind, axes=(axis,), group=on[axis], payload=payload, why="x")
+    return passage(transfer, sizes=on, cluster=CLUSTER, times=times)
+
+
+def test_the_innermost_axis_stays_inside_a_host() -> None:
+    found = taken("all-gather", "tensor", tensor=8, fsdp=64)
+    assert found.link == "nvlink"
+    assert found.seconds == pytest.approx(1e9 * 7 / 8 / NVLINK)
+
+
+def test_an_axis_outside_of_full_hosts_uses_the_network_alone() -> None:
+    found = taken("all-gather", "fsdp", tensor=8, fsdp=64)
+    assert found.link == "infiniband"
+    assert found.seconds == pytest.approx(1e9 * 63 / 64 / INFINIBAND)
+
+
+def test_members_of_a_host_share_what_crosses_the_network() -> None:
+    found = taken("all-gather", "fsdp", fsdp=16)
+    network, host = 1e9 / 8 * 1 / 2 / INFINIBAND, 1e9 * 7 / 8 / NVLINK
+    assert found.seconds == pytest.approx(max(network, host))
+
+
+def test_an_exchange_sends_its_own_rows_over_the_network() -> None:
+    found = taken("all-to-all", "expert", expert=16)
+    assert found.sent == pytest.approx(1e9 * 8 / 16)
+    assert found.link == "infiniband"
+
+
+def test_a_permutation_goes_as_far_as_its_neighbour() -> None:
+    assert taken("collective-permute", "stage", stage=4, tensor=8).link == "infiniband"
+    assert taken("collective-permute", "stage", stage=2, tensor=4).link == "nvlink"
+
+
+def test_a_reduction_to_all_moves_twice_as_much() -> None:
+    for mesh in ({"tensor": 8}, {"tensor": 32}):
+        gathers, sums = (taken(kind, "tensor", **mesh) for kind in ("all-gather", "all-reduce"))
+        assert sums.seconds == pytest.approx(2 * gathers.seconds)
+
+
+def test_a_torus_offers_more_dimensions_to_larger_groups() -> None:
+    flat, cube = (load_cluster(name).links[0] for name in ("v6e", "v5p"))
+    assert [lanes(flat, members) for members in (2, 4, 16, 256)] == [1, 1, 2, 2]
+    assert [lanes(cube, members) for members in (4, 16, 64, 512)] == [1, 2, 3, 3]
+
+
+def test_each_operation_takes_the_latency() -> None:
+    slow = dataclasses.replace(
+        CLUSTER, links=tuple(dataclasses.replace(link, latency=1e-3) for link in CLUSTER.links)
+    )
+    transfer = Transfer(kind="all-gather", axes=("tensor",), group=8, payload=8.0, why="x")
+    found = passage(transfer, sizes=sizes(tensor=8), cluster=slow, times=10)
+    assert found.seconds == pytest.approx(10e-3, rel=1e-3)
+
+
+POWERS = st.sampled_from([1, 2, 4, 8, 16])
+
+
+@given(POWERS, POWERS, POWERS)
+def test_members_of_all_levels_are_the_group(data: int, fsdp: int, tensor: int) -> None:
+    mesh = sizes(data=data, fsdp=fsdp, tensor=tensor)
+    for axes in (("data",), ("fsdp",), ("data", "fsdp"), ("data", "fsdp", "tensor")):
+        inside = members_within(axes, sizes=mesh, devices=8)
+        whole = members_within(axes, sizes=mesh, devices=0)
+        assert inside <= min(8, whole)
+        assert whole % inside == 0
+    assert members_within(AXES, sizes=mesh, devices=0) == data * fsdp * tensor
+
+
+@given(st.sampled_from(["all-gather", "all-reduce", "all-to-all"]), st.sampled_from([2, 8, 64]))
+def test_twice_the_bytes_take_twice_as_long(kind: str, group: int) -> None:
+    one, two = (taken(kind, "fsdp", payload=p, fsdp=group) for p in (1e9, 2e9))
+    assert two.seconds == pytest.approx(2 * one.seconds)
