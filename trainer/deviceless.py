@@ -63,9 +63,7 @@ class Memory:
     @property
     def peak(self) -> int:
         """Bytes that must be free before the step: arguments, outputs of their own, temporaries."""
-        return max(
-            self.arguments + self.outputs - self.aliased + self.temporary, self.reported
-        )
+        return max(self.arguments + self.outputs - self.aliased + self.temporary, self.reported)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 import jax
 from jax._src import xla_bridge  # no public name says whether devices were looked for
 
-from launch.contract import Finding, Verdict
+from launch.contract import ExitCode, Finding, Verdict
 from partitioning.planner import lints
 from partitioning.planner.hardware import ClusterConfig
 from partitioning.planner.inputs import plan_of
@@ -29,7 +29,7 @@ from trainer.config_errors import ConfigError
 from trainer.deviceless import target_program
 from trainer.dry_run_compile import for_cpu, state_rows
 from trainer.dry_run_report import DryRun, Tier, as_json, show
-from trainer.endings import UserError
+from trainer.endings import UserError, user_error
 from trainer.fleet import cluster_names, load_cluster
 from trainer.program import Program
 from trainer.run_config import LanguageModel, RunConfig
@@ -56,13 +56,14 @@ def command(
             f"512 of kind h100. Kinds: {', '.join(cluster_names())}; or give a gin file of your "
             "own, as configs/clusters/h100.gin is."
         )
-    there = load_cluster(cluster)
+    with user_error(ExitCode.CONFIGURATION):
+        there = load_cluster(cluster)
     with _interruptible():
         found = examine(files, bindings, cluster=there, quick=quick)
     print(as_json(found) if json else show(found), flush=True)  # noqa: T201 - what was asked for
     if not found.fits:
-        wrong = found.errors[0]
-        raise UserError(f"It cannot work on {cluster}: {wrong.about}: {wrong.message}")
+        about = ", ".join(dict.fromkeys(finding.about for finding in found.errors))
+        raise UserError(f"It cannot work on {cluster}: {about}.")
 
 
 def examine(
@@ -101,6 +102,7 @@ def examine(
         compiler=tier,
         memory=done.memory,
         traffic=done.traffic,
+        counted=done.counted,
         flops=done.flops,
         table=() if quick else state_rows(program),
         predicted=planned.step,

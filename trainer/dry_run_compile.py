@@ -45,12 +45,14 @@ class Compiled:
     Attributes:
       memory: who takes it.
       traffic: by mesh axes, against the formulas; empty where the task has none.
+      counted: whether the compiled program's is in it.
       flops: of the step.
       findings: what is wrong or worth knowing.
     """
 
     memory: MemoryTable
     traffic: tuple[AxisVerdict, ...]
+    counted: bool
     flops: Flops
     findings: tuple[Finding, ...]
 
@@ -98,6 +100,7 @@ def compiled(
     return Compiled(
         memory=memory,
         traffic=traffic,
+        counted=step is not None and tier != "cpu",
         flops=_flops(program, run=run, quick=quick),
         findings=tuple(found),
     )

@@ -13,7 +13,6 @@ from partitioning.planner.step_time import Prediction
 from partitioning.table import Row, show_bytes
 from partitioning.table import show as show_rows
 from partitioning.traffic_check import AxisVerdict
-from partitioning.transfers import Transfer
 
 VERSION = 1
 Tier = Literal["cuda", "tpu", "cpu"]
@@ -83,8 +82,8 @@ class DryRun:
       mesh: axis -> size, axes of size 1 left out.
       compiler: whose compiler was asked; None if it did not come to that.
       memory: who takes the memory.
-      traffic: bytes by mesh axes, compiled against formula; judged only by a chip's own compiler.
-      formula: the formulas' terms.
+      traffic: bytes by mesh axes, compiled against formula.
+      counted: whether a compiled program's are in it; if not, only the formulas'.
       flops: of a step.
       table: where every parameter lives.
       predicted: the step's duration.
@@ -99,7 +98,7 @@ class DryRun:
     compiler: Tier | None = None
     memory: MemoryTable | None = None
     traffic: tuple[AxisVerdict, ...] = ()
-    formula: tuple[Transfer, ...] = ()
+    counted: bool = False
     flops: Flops | None = None
     table: tuple[Row, ...] = ()
     predicted: Prediction | None = None
@@ -134,7 +133,7 @@ def as_json(found: DryRun) -> str:
         "mesh": dict(found.mesh),
         "compiler": found.compiler,
         "memory": _memory_dict(found.memory),
-        "traffic": [_axis_dict(verdict, found.compiler) for verdict in found.traffic],
+        "traffic": [_axis_dict(verdict, counted=found.counted) for verdict in found.traffic],
         "flops": dataclasses.asdict(found.flops) if found.flops else None,
         "findings": [dataclasses.asdict(finding) for finding in found.findings],
         "predicted": _predicted_dict(found.predicted, found.outlook),
@@ -150,7 +149,7 @@ def show(found: DryRun) -> str:
     by = {"cpu": "traced and compiled for CPU", None: "not compiled"}.get(
         found.compiler, f"compiled for {found.chip}"
     )
-    lines = [f"{found.devices} x {found.chip} ({found.cluster}), {used}: {by}", ""]
+    lines = [f"{found.devices} x {found.chip}, {used}: {by}", ""]
     if found.table:
         lines += [show_rows(found.table), ""]
     if found.memory is not None:
@@ -197,15 +196,14 @@ def _maybe(size: float | None) -> str:
 
 
 def _traffic_lines(found: DryRun) -> list[str]:
-    counts = found.compiler in ("cuda", "tpu")
     rows = [("sent per device and step, over", "compiled", "by formula", "")]
     for verdict in found.traffic:
         rows.append(
             (
                 "+".join(verdict.axes) or "unknown axes",
-                shown(verdict.counted, "B") if counts else "-",
+                shown(verdict.counted, "B") if found.counted else "-",
                 shown(verdict.formula, "B"),
-                f"x {verdict.ratio:.3f}" if counts and verdict.judged and verdict.formula else "",
+                f"x {verdict.ratio:.3f}" if found.counted and verdict.formula else "",
             )
         )
     return aligned(rows)
@@ -223,9 +221,9 @@ def _step_lines(found: DryRun) -> Iterator[str]:
     if found.predicted is not None:
         step = found.predicted
         yield (
-            f"Predicted: {shown(step.seconds, 's')} a step, {step.tokens_per_second:,.0f} tokens/s, "
-            f"MFU {step.mfu:.1%} (causal) or {step.mfu_full:.1%} (full), HFU {step.hfu:.1%}; most "
-            f"of the rest is {step.bottleneck.replace('_', ' ')}."
+            f"Predicted: {shown(step.seconds, 's')} a step, {step.tokens_per_second:,.0f} "
+            f"tokens/s, MFU {step.mfu:.1%} (causal) or {step.mfu_full:.1%} (full), "
+            f"HFU {step.hfu:.1%}."
         )
         parts = ", ".join(
             f"{part.name.replace('_', ' ')} {part.value / step.seconds:.0%}"
@@ -268,9 +266,9 @@ def _memory_dict(memory: MemoryTable | None) -> dict[str, Any] | None:
     }
 
 
-def _axis_dict(verdict: AxisVerdict, compiler: Tier | None) -> dict[str, Any]:
+def _axis_dict(verdict: AxisVerdict, *, counted: bool) -> dict[str, Any]:
     plain = dataclasses.asdict(verdict)
-    if compiler not in ("cuda", "tpu"):
+    if not counted:
         return {**plain, "counted": None, "judged": False, "agrees": None, "ratio": None}
     return {**plain, "ratio": verdict.ratio if verdict.formula else None}
 

@@ -55,8 +55,8 @@ def load_cluster(name: str) -> ClusterConfig:
     return pools[0]
 
 
-def cluster_of(accelerator: str, *, devices: int) -> ClusterConfig | None:
-    """Returns the cluster that a job's accelerators are; None of a kind without a file.
+def cluster_of(accelerator: str, *, devices: int) -> str | None:
+    """Returns the name of the cluster that a job's accelerators are; None if no file has the kind.
 
     Args:
       accelerator: as job files name kinds: h100, a100-80, tpu-v5p, cpu.
@@ -64,7 +64,7 @@ def cluster_of(accelerator: str, *, devices: int) -> ClusterConfig | None:
     """
     kind = accelerator.removeprefix("tpu-").replace("-", "_")
     kind = _ALSO.get(kind, kind)
-    return load_cluster(f"{kind}_{devices}") if kind in cluster_names() else None
+    return f"{kind}_{devices}" if kind in cluster_names() else None
 
 
 def cluster_names() -> list[str]:

@@ -1,7 +1,5 @@
 """Whether a step fits, in one line, and what to change if it does not. Standard library only."""
 
-from collections.abc import Mapping
-
 from launch.contract import Finding, Verdict
 from partitioning.planner.answers import shown
 from partitioning.planner.hardware import ClusterConfig
@@ -11,22 +9,24 @@ SURE = 0.15
 """How far the formula may be off a compiled program (docs/calibration.md)."""
 
 _LARGEST = 3
+_MORE_SHARDS = "a larger MeshConfig.fsdp"
+_MORE_SPLIT = "a larger MeshConfig.tensor or context"
+_SMALLER = "more TrainConfig.microbatches, or a smaller DataConfig.global_batch"
 _ADVICE = {
-    "parameters": "a larger MeshConfig.fsdp, tensor or stage",
-    "optimizer_state": "a larger MeshConfig.fsdp, an optimizer with offload = True, or 16-bit "
-    "moments (moment_dtype = 'bfloat16')",
-    "activations": "DecoderConfig.remat = 'full' or 'selective', more TrainConfig.microbatches, or "
-    "a larger MeshConfig.tensor or context",
-    "stash": "fewer PipelineConfig.chunks, or a smaller microbatch",
-    "gradients": "a larger MeshConfig.fsdp",
-    "gradient_sums": "a larger MeshConfig.fsdp, or fewer TrainConfig.microbatches",
-    "logits": "more DecoderConfig.loss_chunks",
-    "gradient_of_logits": "more DecoderConfig.loss_chunks",
-    "block": "more TrainConfig.microbatches, or a larger MeshConfig.tensor or context",
-    "gathered_weights": "a larger MeshConfig.tensor",
-    "cast_weights": "a larger MeshConfig.fsdp or tensor",
-    "shared_weights": "a larger MeshConfig.tensor",
+    "parameters": (_MORE_SHARDS,),
+    "optimizer_state": (_MORE_SHARDS, "moment_dtype = 'bfloat16' or offload of the optimizer"),
+    "activations": ("DecoderConfig.remat = 'full'", _SMALLER, _MORE_SPLIT),
+    "stash": ("fewer PipelineConfig.chunks", _SMALLER),
+    "gradients": (_MORE_SHARDS,),
+    "gradient_sums": (_MORE_SHARDS,),
+    "logits": ("more DecoderConfig.loss_chunks",),
+    "gradient_of_logits": ("more DecoderConfig.loss_chunks",),
+    "block": (_SMALLER, _MORE_SPLIT),
+    "gathered_weights": ("a larger MeshConfig.tensor",),
+    "cast_weights": (_MORE_SHARDS,),
+    "shared_weights": ("a larger MeshConfig.tensor",),
 }
+"""Part of the memory -> what makes it smaller."""
 
 
 def formula_verdict(use: MemoryUse, *, cluster: ClusterConfig) -> Finding:
@@ -74,13 +74,13 @@ def host_verdict(size: float, *, cluster: ClusterConfig) -> Finding | None:
 def largest(use: MemoryUse) -> str:
     """Returns the largest parts with their sizes."""
     parts = sorted(use.parts, key=lambda part: -part.value)[:_LARGEST]
-    return ", ".join(f"{part.name.replace('_', ' ')} {part.value / 2**30:.1f} GiB" for part in parts)
+    return ", ".join(
+        f"{part.name.replace('_', ' ')} {part.value / 2**30:.1f} GiB" for part in parts
+    )
 
 
 def advice(use: MemoryUse) -> str:
     """Returns the flags that make the largest parts smaller."""
     parts = sorted(use.parts, key=lambda part: -part.value)[:_LARGEST]
-    told: Mapping[str, None] = dict.fromkeys(
-        _ADVICE[part.name] for part in parts if part.name in _ADVICE
-    )
+    told = dict.fromkeys(flag for part in parts for flag in _ADVICE.get(part.name, ()))
     return "; ".join(told) or "more devices"
