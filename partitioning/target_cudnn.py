@@ -5,8 +5,7 @@ is not needed, because the compiler leaves a call to it in the program.
 """
 
 import contextlib
-from collections.abc import Iterator
-from unittest import mock
+from collections.abc import Callable, Iterator
 
 import jax
 from jax._src.cudnn import fused_attention_stablehlo as fused_attention
@@ -22,13 +21,19 @@ def kernels_of(device: jax.Device) -> Iterator[None]:
         yield
         return
     its = _version(device.compute_capability)
-    answers = {
+    answers: dict[str, Callable[..., object]] = {
         "check_cudnn_version": lambda: CUDNN,
         "check_compute_capability": lambda wanted: its >= _version(wanted),
         "is_cuda_compute_capability_equal": lambda wanted: its == _version(wanted),
     }
-    with mock.patch.multiple(fused_attention, **answers):
+    asked = {name: getattr(fused_attention, name) for name in answers}
+    try:
+        for name, answer in answers.items():
+            setattr(fused_attention, name, answer)
         yield
+    finally:
+        for name, before in asked.items():
+            setattr(fused_attention, name, before)
 
 
 def _version(text: str) -> tuple[int, ...]:

@@ -20,6 +20,7 @@ from partitioning.planner import lints
 from partitioning.planner.hardware import ClusterConfig
 from partitioning.planner.inputs import plan_of
 from partitioning.planner.memory import MemoryUse, device_memory
+from partitioning.planner.plan_arguments import load_cluster
 from partitioning.planner.run_outlook import RunOutlook, run_outlook
 from partitioning.planner.step_time import Prediction, predict
 from partitioning.targets import TARGETS, has_compiler
@@ -30,7 +31,7 @@ from trainer.deviceless import target_program
 from trainer.dry_run_compile import for_cpu, state_rows
 from trainer.dry_run_report import DryRun, Tier, as_json, show
 from trainer.endings import UserError, user_error
-from trainer.fleet import cluster_names, load_cluster
+from trainer.fleet import cluster_names
 from trainer.program import Program
 from trainer.run_config import LanguageModel, RunConfig
 

@@ -41,20 +41,6 @@ def load_fleet(name: str, *, bindings: tuple[str, ...] = ()) -> FleetConfig:
     return cast(FleetConfig, built) if fleet else FleetConfig(pools=(cast(ClusterConfig, built),))
 
 
-def load_cluster(name: str) -> ClusterConfig:
-    """Returns the cluster of a name or file that has one kind of device.
-
-    Raises:
-      ValueError: there is no such cluster, or it has several kinds.
-      ConfigError: its file is wrong.
-    """
-    pools = load_fleet(name).pools
-    if len(pools) > 1:
-        kinds = ", ".join(pool.name for pool in pools)
-        raise ValueError(f"--cluster={name} has several kinds of devices; name one: {kinds}.")
-    return pools[0]
-
-
 def cluster_of(accelerator: str, *, devices: int) -> str | None:
     """Returns the name of the cluster that a job's accelerators are; None if no file has the kind.
 
