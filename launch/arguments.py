@@ -9,6 +9,9 @@ from launch.engines.engine import ENGINES
 from launch.exit_codes import ExitCode
 
 PROGRAM = "python -m launch.main"
+PLAN = "plan"
+"""What follows is for the planner, whose --help it is."""
+
 DESCRIPTION = """\
 Submits jobs to this machine, to Slurm or to Kubernetes, watches them, and brings them back when
 something dies.
@@ -22,6 +25,7 @@ something dies.
   drain RUN           save and stop, to go on later
   resume RUN          go on after drain, hold or failure
   cancel RUN          save and end
+  plan ...            what a run would take, move and cost: memory, time, money (plan --help)
   admin ...           for those who own a cluster: shares of teams, what the cluster runs
 
 The smallest job file:
@@ -63,11 +67,17 @@ def _job_commands(commands: Any) -> None:
         commands,
         "validate",
         "Says everything that would keep a job from running, or cut it short, before it costs "
-        "anything: keys, engine, code, configuration on the job's devices, data and licence, "
-        "checkpoint root, secrets, times. Leaves with 64 if there is an error.",
+        "anything: keys, engine, code, configuration on the job's devices, memory, data and "
+        "licence, checkpoint root, secrets, times. If a compiler for the devices is here, the "
+        "trainer's step is compiled for them. Leaves with 64 if there is an error.",
         ["validate configs/jobs/quickstart.yaml", "validate job.yaml --engine=slurm --json"],
     )
     _job(one)
+    one.add_argument(
+        "--no_compile",
+        action="store_true",
+        help="Leave the compiler out; memory is the planner's formula then.",
+    )
     one = _add(
         commands,
         "render",

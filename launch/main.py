@@ -9,6 +9,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn
 
 from launch import admin, arguments, run_logs, run_view, steering, story, submission
 from launch.console import remark, say, say_json
@@ -18,6 +19,7 @@ from launch.exit_codes import ExitCode
 from launch.findings import Report, Verdict
 from launch.jobs import JobError, Options, job_text
 from launch.journal import Journal
+from launch.own_code import importable
 from launch.patience import Patience
 from launch.records import ContractError
 from launch.run_index import RunIndex, UnknownRunError
@@ -47,6 +49,9 @@ Arguments = argparse.Namespace
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit status."""
     _print_anything()
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == [arguments.PLAN]:
+        _plan(argv[1:])
     given = arguments.parser().parse_args(argv)
     try:
         return _COMMANDS[given.command](given)
@@ -64,8 +69,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(ExitCode.INTERRUPTED)
 
 
+def _plan(argv: Sequence[str]) -> NoReturn:
+    """Becomes the planner, which has a command line of its own."""
+    command = [sys.executable, "-m", "partitioning.planner", *argv]
+    os.execve(sys.executable, command, importable(os.environ))
+
+
 def _validate(given: Arguments) -> int:
-    report = _checked(given).report
+    report = _checked(given, compiling=None if given.no_compile else _compiling).report
     say(report.as_json() if given.json else report.show())
     return int(report.exit_code)
 
@@ -255,11 +266,19 @@ def _index() -> RunIndex:
     return RunIndex.of(os.environ)
 
 
-def _checked(given: Arguments, *, slow: bool = True) -> Validated:
+def _compiling(cluster: str) -> None:
+    remark(
+        f"Compiling the step for {cluster}, usually in under a minute; --no_compile leaves it out."
+    )
+
+
+def _checked(
+    given: Arguments, *, slow: bool = True, compiling: Callable[[str], None] | None = None
+) -> Validated:
     options = Options(
         engine=given.engine, index=_index(), run_id=given.run_id, job_dir=given.job_dir
     )
-    return validate(pathlib.Path(given.job), options=options, slow=slow)
+    return validate(pathlib.Path(given.job), options=options, slow=slow, compiling=compiling)
 
 
 def _refused(given: Arguments, report: Report) -> bool:

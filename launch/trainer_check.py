@@ -1,6 +1,6 @@
-"""What Lockstep's trainer says of a job before it starts, by ``python -m trainer.check``.
+"""What Lockstep's trainer says of a job before it starts: ``trainer.check``, and its dry run.
 
-A program of its own, so that the launcher never loads what the trainer loads.
+Programs of their own, so that the launcher never loads what the trainer loads.
 """
 
 import dataclasses
@@ -20,13 +20,26 @@ from launch.snapshot import Snapshot
 from launch.spec import Job, JobSpec
 
 CHECK_S = 180.0
+COMPILE_S = 1800.0
 _MANY = 16
 
 
-def examine(
-    job: Job, *, code: Snapshot | None, folder: pathlib.Path, directory: bool
-) -> Iterator[Finding]:
-    """Yields what the trainer finds for the sizes that the run may have.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a program of the trainer says.
+
+    Attributes:
+      findings: what it found.
+      compiles_for: devices that the step can be compiled for here, as --cluster takes them; None
+        if there is no compiler for them.
+    """
+
+    findings: tuple[Finding, ...]
+    compiles_for: str | None = None
+
+
+def examine(job: Job, *, code: Snapshot | None, folder: pathlib.Path, directory: bool) -> Answer:
+    """Returns what the trainer finds for the sizes that the run may have.
 
     Args:
       job: a job of the trainer.
@@ -34,16 +47,32 @@ def examine(
       folder: where they are looked up otherwise.
       directory: whether to look at the run directory, too.
     """
-    seen = set()
-    for hosts in sizes(job.spec):
-        other = hosts != job.spec.resources.hosts
-        flags = _directory(job) if directory and not other else ()
-        for finding in _ask(job, hosts=hosts, folder=code.folder if code else folder, flags=flags):
-            if finding in seen or (other and finding.verdict is not Verdict.ERROR):
-                continue
-            seen.add(finding)
-            note = f"with {hosts} hosts: " if other else ""
-            yield dataclasses.replace(finding, message=note + finding.message)
+    first, *others = sizes(job.spec)
+    folder = code.folder if code else folder
+    answer = _ask(job, hosts=first, folder=folder, flags=_directory(job) if directory else ())
+    found = list(answer.findings)
+    for hosts in others:
+        for finding in _ask(job, hosts=hosts, folder=folder, flags=()).findings:
+            if finding.verdict is Verdict.ERROR and finding not in answer.findings:
+                message = f"with {hosts} hosts: {finding.message}"
+                found.append(dataclasses.replace(finding, message=message))
+    return Answer(findings=tuple(dict.fromkeys(found)), compiles_for=answer.compiles_for)
+
+
+def compiled(
+    job: Job, *, cluster: str, code: Snapshot | None, folder: pathlib.Path
+) -> tuple[Finding, ...]:
+    """Returns what compiling the step for the job's devices finds; they need not be here.
+
+    Args:
+      job: a job of the trainer.
+      cluster: its devices, as ``Answer.compiles_for`` names them.
+      code: see ``examine``.
+      folder: see ``examine``.
+    """
+    flags = ("--mode=dry_run", f"--cluster={cluster}")
+    folder = code.folder if code else folder
+    return _run(job, "trainer.main", flags, folder=folder, timeout=COMPILE_S).findings
 
 
 def sizes(spec: JobSpec) -> list[int]:
@@ -60,16 +89,26 @@ def sizes(spec: JobSpec) -> list[int]:
     return list(dict.fromkeys([need.hosts, *reversed(between)]))
 
 
-def _ask(job: Job, *, hosts: int, folder: pathlib.Path, flags: Iterable[str]) -> list[Finding]:
+def _ask(job: Job, *, hosts: int, folder: pathlib.Path, flags: Iterable[str]) -> Answer:
+    spec = job.spec
+    sizes_flags = (
+        f"--devices={hosts * spec.resources.per_host}",
+        f"--accelerator={spec.resources.accelerator}",
+        f"--processes={hosts * spec.workload.processes_per_host}",
+    )
+    return _run(job, "trainer.check", (*sizes_flags, *flags), folder=folder, timeout=CHECK_S)
+
+
+def _run(
+    job: Job, module: str, flags: Iterable[str], *, folder: pathlib.Path, timeout: float
+) -> Answer:
     spec = job.spec
     here = not spec.code.image and is_program(job.python, str(folder))
     command = [
         job.python if here else sys.executable,
         "-m",
-        "trainer.check",
+        module,
         "--json",
-        f"--devices={hosts * spec.resources.per_host}",
-        f"--processes={hosts * spec.workload.processes_per_host}",
         *(f"--gin_file={name}" for name in spec.workload.gin_files),
         *(f"--gin_bindings={binding}" for binding in spec.workload.gin_bindings),
         *flags,
@@ -82,13 +121,13 @@ def _ask(job: Job, *, hosts: int, folder: pathlib.Path, flags: Iterable[str]) ->
             capture_output=True,
             text=True,
             check=False,
-            timeout=CHECK_S,
+            timeout=timeout,
         )
     except OSError as failure:
-        return [findings.error("code", f"{command[0]} cannot be started: {failure}.")]
+        return _wrong("code", f"{command[0]} cannot be started: {failure}.")
     except subprocess.TimeoutExpired:
-        return [findings.error("configuration", f"no answer from trainer.check in {CHECK_S:g} s.")]
-    return _read(done)
+        return _wrong("configuration", f"no answer from {module} in {timeout:g} s.")
+    return _read(done, module)
 
 
 def _directory(job: Job) -> Iterator[str]:
@@ -101,11 +140,15 @@ def _directory(job: Job) -> Iterator[str]:
         yield from (flag for flag in flags if flag.lstrip("-").startswith("allow_change="))
 
 
-def _read(done: subprocess.CompletedProcess[str]) -> list[Finding]:
+def _read(done: subprocess.CompletedProcess[str], module: str) -> Answer:
     try:
-        found = json.loads(done.stdout)["findings"]
-        return [Finding(**{**one, "verdict": Verdict(one["verdict"])}) for one in found]
+        plain = json.loads(done.stdout)
+        found = [Finding(**{**f, "verdict": Verdict(f["verdict"])}) for f in plain["findings"]]
+        return Answer(findings=tuple(found), compiles_for=plain.get("compiles_for"))
     except (KeyError, TypeError, ValueError):
         told = (done.stderr.strip() or done.stdout.strip() or "no word").splitlines()[-1]
-        message = f"trainer.check ended with {done.returncode}: {told}"
-        return [findings.error("configuration", message)]
+        return _wrong("configuration", f"{module} ended with {done.returncode}: {told}")
+
+
+def _wrong(about: str, message: str) -> Answer:
+    return Answer(findings=(findings.error(about, message),))

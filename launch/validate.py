@@ -9,7 +9,7 @@ import dataclasses
 import json
 import pathlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from launch import findings, run_checks, spec_reader, trainer_check
 from launch.engines.engine import engine_named
@@ -37,15 +37,23 @@ class Validated:
     text: str
 
 
-def validate(path: pathlib.Path, *, options: Options, slow: bool = True) -> Validated:
+def validate(
+    path: pathlib.Path,
+    *,
+    options: Options,
+    slow: bool = True,
+    compiling: Callable[[str], None] | None = None,
+) -> Validated:
     """Looks at everything, also after something was wrong.
 
     Args:
       path: the job file.
       options: what the command line says.
       slow: also what starts programs or reads large files.
+      compiling: compile the trainer's step for the job's devices, too, if their compiler is here;
+        told before that begins.
     """
-    run = _DryRun(options)
+    run = _DryRun(options, compiling)
     file = run.job_file(path)
     resolved = run.resolved(file) if file else None
     if resolved is not None:
@@ -56,9 +64,14 @@ def validate(path: pathlib.Path, *, options: Options, slow: bool = True) -> Vali
     return Validated(report=report, resolved=resolved, text=file.text if file else "")
 
 
+_BESIDE_THE_STEP = {"data", "memory", "checkpoint"}
+"""What may be wrong with a run whose step can be compiled all the same."""
+
+
 class _DryRun:
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, compiling: Callable[[str], None] | None) -> None:
         self.options = options
+        self.compiling = compiling
         self.found: list[Finding] = []
         self.seconds: dict[str, float] = {}
 
@@ -102,23 +115,35 @@ class _DryRun:
                 findings.info("configuration", "not checked: not Lockstep's trainer.")
             )
         elif slow:
-            with self._timed("trainer"):
-                self.found += self._of_trainer(job, resolved)
+            self.found += self._of_trainer(job, resolved)
         with self._timed("data"):
             self.found += (_elsewhere(finding, job) for finding in data(job))
         with self._timed("secrets"):
             self.found += run_checks.secrets(job)
         self.found += run_checks.times(job)
 
-    def _of_trainer(self, job: Job, resolved: Resolved) -> Iterator[Finding]:
+    def _of_trainer(self, job: Job, resolved: Resolved) -> list[Finding]:
+        """Asks the trainer, and for its step the compiler, whose word on memory is the last."""
         wrong = any(f.about == "checkpoint" and f.verdict is Verdict.ERROR for f in self.found)
-        found = trainer_check.examine(
-            job, code=resolved.code, folder=self.options.folder, directory=not wrong
-        )
+        code, folder = resolved.code, self.options.folder
+        with self._timed("trainer"):
+            answer = trainer_check.examine(job, code=code, folder=folder, directory=not wrong)
         said = "://" not in job.spec.checkpoint.root  # by run_checks
-        for finding in found:
-            if not (said and (finding.about, finding.verdict) == ("checkpoint", Verdict.OK)):
-                yield _elsewhere(finding, job)
+        found = [
+            _elsewhere(finding, job)
+            for finding in answer.findings
+            if not (said and (finding.about, finding.verdict) == ("checkpoint", Verdict.OK))
+        ]
+        cluster = answer.compiles_for
+        refused = {f.about for f in answer.findings if f.verdict is Verdict.ERROR}
+        if self.compiling is None or cluster is None or refused - _BESIDE_THE_STEP:
+            return found
+        self.compiling(cluster)
+        with self._timed("compile"):
+            compiled = trainer_check.compiled(job, cluster=cluster, code=code, folder=folder)
+        if any(finding.about == "memory" for finding in compiled):
+            found = [finding for finding in found if finding.about != "memory"]
+        return [*found, *(finding for finding in compiled if finding not in found)]
 
     @contextlib.contextmanager
     def _timed(self, name: str) -> Iterator[None]:

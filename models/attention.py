@@ -135,7 +135,13 @@ class Attention(nnx.Module):
         v_BSGK = ctx.shard(v_BSGK, "act_batch", "act_kv_length", "act_kv_heads", None)
         mask_BTS = attention_mask(tokens, keys_at, causal=not cross, window=self.window)
         y_BTHK = attend(
-            q_BTHK, k_BSGK, v_BSGK, mask_BTS, cap=self.cap, implementation=self.implementation
+            q_BTHK,
+            k_BSGK,
+            v_BSGK,
+            mask_BTS,
+            cap=self.cap,
+            implementation=self.implementation,
+            shard=ctx.shard,
         )
         y_BTHK = ctx.shard(y_BTHK, "act_batch", "act_length", "act_heads", None)
         y_BTHK = checkpoint_name(y_BTHK, "attention")

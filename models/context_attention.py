@@ -8,21 +8,17 @@ Shape suffixes: B batch, T queries, S keys, H query heads, G key/value heads, K 
 """
 
 import functools
-import math
 
 import jax
-import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
-from models.attention_kernels import Implementation, attend
+from models.attention_kernels import HEADS, Implementation, attend, split_heads
 from models.decoder_config import ContextAttention
 from partitioning.activations import Activations
 from partitioning.attention_pair import ScoreRules, Tokens, attention_mask
 from partitioning.manual import per_rank
 from partitioning.ring import AXIS, RingConfig, ring_attention
-
-HEADS = ("act_batch", "act_length", "act_heads", None)
 
 
 def attend_over_context(
@@ -50,7 +46,7 @@ def attend_over_context(
     """
     assert shard.mesh is not None
     spec = shard.spec(HEADS, shape=q_BTHK.shape)
-    k_BTGK, v_BTGK = (_split_heads(x, heads=q_BTHK.shape[2], shard=shard) for x in (k_BTGK, v_BTGK))
+    k_BTGK, v_BTGK = (split_heads(x, heads=q_BTHK.shape[2], shard=shard) for x in (k_BTGK, v_BTGK))
     if way == "ring":
         y_BTHK = ring_attention(
             q_BTHK,
@@ -61,7 +57,12 @@ def attend_over_context(
         )
         return shard(y_BTHK, *HEADS)
     run = per_rank(
-        functools.partial(_attend_gathered, rules=rules, implementation=implementation),
+        functools.partial(
+            _attend_gathered,
+            rules=rules,
+            implementation=implementation,
+            shard=shard,
+        ),
         mesh=shard.mesh,
         in_specs=(spec, spec, spec, PartitionSpec(*spec[:2])),
         out_specs=spec,
@@ -77,24 +78,18 @@ def _attend_gathered(
     *,
     rules: ScoreRules,
     implementation: Implementation,
+    shard: Activations,
 ) -> jax.Array:
     k_BSGK, v_BSGK, keys_at = jax.tree.map(
         lambda x: jax.lax.all_gather(x, AXIS, axis=1, tiled=True), (k_BTGK, v_BTGK, at)
     )
     mask_BTS = attention_mask(at, keys_at, window=rules.window)
-    return attend(q_BTHK, k_BSGK, v_BSGK, mask_BTS, cap=rules.cap, implementation=implementation)
-
-
-def _split_heads(x_BTGK: jax.Array, *, heads: int, shard: Activations) -> jax.Array:
-    """Lays out keys or values so that every rank of `tensor` has those of its own query heads.
-
-    Where fewer key/value heads than ranks are there, a head is repeated for the ranks that share
-    it: each then holds and sends on one head instead of all, and no rank needs another's part of a
-    gradient in the middle of the attention.
-    """
-    assert shard.mesh is not None
-    ways = math.prod(shard.mesh.shape[axis] for axis in shard.axes("act_heads", size=heads))
-    G = x_BTGK.shape[2]
-    if repeats := math.lcm(G, ways) // G - 1:
-        x_BTGK = jnp.repeat(x_BTGK, repeats + 1, axis=2)
-    return shard(x_BTGK, *HEADS)
+    return attend(
+        q_BTHK,
+        k_BSGK,
+        v_BSGK,
+        mask_BTS,
+        cap=rules.cap,
+        implementation=implementation,
+        shard=shard,
+    )

@@ -120,10 +120,8 @@ class Experts(nnx.Module):
         return y_BTD, sums
 
     def _implementation(self, ctx: Context) -> Implementation:
-        mesh = ctx.shard.mesh
-        platform = mesh.devices.flat[0].platform if mesh else jax.default_backend()
         has_capacity = self.config.capacity is not None
-        return choose(self.config.matmul, platform=platform, capacity=has_capacity)
+        return choose(self.config.matmul, platform=ctx.shard.platform, capacity=has_capacity)
 
     def _spread(
         self, x_BTD: jax.Array, real_BT: jax.Array, weights: Weights, *, ctx: Context

@@ -68,6 +68,14 @@ class Activations:
         return resolve(axes, shape=shape, rules=self.rules, sizes=sizes, name="activation").spec
 
     @property
+    def platform(self) -> str:
+        """Returns jax's name for what the program runs on, which need not be here."""
+        if self.mesh is None:
+            return jax.default_backend()
+        platform: str = self.mesh.devices.flat[0].platform
+        return platform
+
+    @property
     def context(self) -> int:
         """Ranks that the tokens of a row are split over."""
         return 1 if self.mesh is None else self.mesh.shape["context"]
@@ -99,10 +107,9 @@ class Activations:
         (bfloat16) faster. Merging a sharded length into the batch would reshard, so the form is
         left alone there, and on accelerators, whose programs it would not improve.
         """
-        if self.mesh is None:
-            return jax.default_backend() == "cpu"
-        platform = self.mesh.devices.flat[0].platform
-        return platform == "cpu" and not self._length_is_sharded()
+        if self.platform != "cpu":
+            return False
+        return self.mesh is None or not self._length_is_sharded()
 
     def _length_is_sharded(self) -> bool:
         assert self.mesh is not None

@@ -5,7 +5,7 @@ shapes that carry shardings of that mesh, and ``compile`` work as on the real ma
 not. The compilers come in wheels that are kept apart (``make aot`` installs them into
 ``.venv/aot``), because jax greets a GPU or TPU plugin on its own path with an attempt to use it.
 
-May import jax, and of this package the mesh configuration only.
+Loads jax only when devices are asked for, so that programs without it may look at the table.
 """
 
 import dataclasses
@@ -16,10 +16,10 @@ import os
 import pathlib
 import sys
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import jax
-from jax.experimental import topologies
+if TYPE_CHECKING:
+    import jax
 
 GIB = 2**30
 
@@ -35,6 +35,7 @@ class Target:
       per_host: GPU: devices of one host.
       torus: TPU: dimensions of the torus that chips form.
       per_chip: TPU: devices of one chip.
+      options: TPU: what else its topology is made with.
     """
 
     name: str
@@ -43,13 +44,21 @@ class Target:
     per_host: int = 8
     torus: int = 0
     per_chip: int = 1
+    options: tuple[tuple[str, str], ...] = ()
 
+
+_MEGACORE = (("chip_config_name", "megacore"),)
+"""The two cores of a v4 chip as one device, as jobs get them."""
 
 TARGETS = {
     target.name: target
     for target in (
+        Target(name="a100_40", platform="cuda", memory=42_331_013_120),
+        Target(name="a100_80", platform="cuda", memory=85_100_068_864),
         Target(name="h100", platform="cuda", memory=84_978_434_048),
-        Target(name="v4", platform="tpu", memory=16 * GIB, torus=3, per_chip=2),
+        Target(name="h200", platform="cuda", memory=150_121_545_728),
+        Target(name="b200", platform="cuda", memory=191_514_411_008),
+        Target(name="v4", platform="tpu", memory=32 * GIB, torus=3, options=_MEGACORE),
         Target(name="v5e", platform="tpu", memory=16 * GIB, torus=2),
         Target(name="v5p", platform="tpu", memory=95 * GIB, torus=3),
         Target(name="v6e", platform="tpu", memory=32 * GIB, torus=2),
@@ -63,7 +72,13 @@ class CompilerMissing(ValueError):
     """The compiler for a target is not installed."""
 
 
-def target_devices(name: str, *, devices: int, slices: int = 1) -> Sequence[jax.Device]:
+def has_compiler(name: str) -> bool:
+    """Whether programs can be compiled for a target here; a name that is none has no compiler."""
+    target = TARGETS.get(name)
+    return target is not None and (target.platform == "cpu" or _find(target.platform) is not None)
+
+
+def target_devices(name: str, *, devices: int, slices: int = 1) -> Sequence["jax.Device"]:
     """Returns devices of a target, for ``build_mesh``.
 
     Args:
@@ -83,6 +98,8 @@ def target_devices(name: str, *, devices: int, slices: int = 1) -> Sequence[jax.
         return _cuda_devices(target, devices=devices)
     if target.platform == "tpu":
         return _tpu_devices(target, torus=torus, devices=devices, slices=slices)
+    import jax
+
     found = jax.devices("cpu")
     if len(found) < devices:
         raise ValueError(
@@ -114,8 +131,9 @@ def compiler_directory() -> pathlib.Path:
     return pathlib.Path(sys.prefix) / "aot"
 
 
-def _cuda_devices(target: Target, *, devices: int) -> Sequence[jax.Device]:
+def _cuda_devices(target: Target, *, devices: int) -> Sequence["jax.Device"]:
     from jax._src.lib import xla_client  # no public name makes a topology without a backend
+    from jax.experimental import topologies
 
     per_host = min(devices, target.per_host)
     if devices < 1 or devices % per_host:
@@ -139,21 +157,22 @@ def _cuda_compiler() -> Any:
 
     Returns None on a machine with GPUs, where jax has it already: a second one is not possible.
     """
+    import jax
     from jax._src.lib import xla_client
 
     jax.devices("cpu")  # makes jax look for plugins now rather than after ours
     if xla_client.pjrt_plugin_loaded("cuda"):
         return None
-    interface = xla_client.load_pjrt_plugin_dynamically("cuda", str(_cuda_library()))
+    interface = xla_client.load_pjrt_plugin_dynamically("cuda", str(_library("cuda")))
     xla_client.initialize_pjrt_plugin("cuda")
     return interface
 
 
-def _cuda_library() -> pathlib.Path:
-    return _library("jax_plugins/xla_cuda12/xla_cuda_plugin.so", wheel="jax-cuda12-pjrt")
+def _tpu_devices(
+    target: Target, *, torus: str, devices: int, slices: int
+) -> Sequence["jax.Device"]:
+    from jax.experimental import topologies
 
-
-def _tpu_devices(target: Target, *, torus: str, devices: int, slices: int) -> Sequence[jax.Device]:
     chips, left = divmod(devices, slices * target.per_chip)
     if left or not chips:
         raise ValueError(
@@ -163,25 +182,38 @@ def _tpu_devices(target: Target, *, torus: str, devices: int, slices: int) -> Se
     shape = torus or "x".join(map(str, torus_shape(chips, dimensions=target.torus)))
     if math.prod(map(int, shape.split("x"))) != chips:
         raise ValueError(f"The torus {shape} does not have {chips} chips.")
-    library = _library("libtpu/libtpu.so", wheel="libtpu")
+    library = _library("tpu")
     # Read when the compiler is loaded: no metadata server is asked, no other process is shut out.
     os.environ.setdefault("TPU_LIBRARY_PATH", str(library))
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
     os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-16")
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
-    several = {"num_slices": slices} if slices > 1 else {}
+    options: dict[str, Any] = dict(target.options)
+    if slices > 1:
+        options["num_slices"] = slices
     return topologies.get_topology_desc(
-        platform="tpu", topology_name=f"{target.name}:{shape}", **several
+        platform="tpu", topology_name=f"{target.name}:{shape}", **options
     ).devices
 
 
-def _library(path: str, *, wheel: str) -> pathlib.Path:
-    """Finds a file of a wheel: where ``make aot`` puts it, else on the ordinary path."""
-    apart = compiler_directory() / path
-    if apart.exists():
-        return apart
-    for folder in map(pathlib.Path, sys.path):
-        if (folder / path).is_file():
-            return folder / path
-    raise CompilerMissing(f"The compiler for this target, {wheel}, is not here: run `make aot`.")
+_LIBRARIES = {
+    "cuda": ("jax-cuda12-pjrt", "jax_plugins/xla_cuda12/xla_cuda_plugin.so"),
+    "tpu": ("libtpu", "libtpu/libtpu.so"),
+}
+"""Platform -> wheel of the compiler, and its library in it."""
+
+
+def _find(platform: str) -> pathlib.Path | None:
+    """Looks where ``make aot`` puts compilers, then on the ordinary path."""
+    _, path = _LIBRARIES[platform]
+    folders = (compiler_directory(), *map(pathlib.Path, sys.path))
+    return next((folder / path for folder in folders if (folder / path).is_file()), None)
+
+
+def _library(platform: str) -> pathlib.Path:
+    found = _find(platform)
+    if found is None:
+        wheel, _ = _LIBRARIES[platform]
+        raise CompilerMissing(f"The compiler for {platform}, {wheel}, is not here: run `make aot`.")
+    return found

@@ -63,7 +63,12 @@ CONFIGURATION = (
     "trainer/config_registry.py",
     "partitioning/traffic_check.py",
     "partitioning/planner/__main__.py",
+    "partitioning/planner/lints.py",
+    "partitioning/planner/run_outlook.py",
+    "partitioning/targets.py",
+    "trainer/compile_errors.py",
     "trainer/fleet.py",
+    "trainer/layout_checks.py",
 )
 HEAVY = ("jax", "jaxlib", "flax", "optax", "orbax", "grain", "tensorstore", "tensorflow", "torch")
 

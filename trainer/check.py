@@ -1,9 +1,10 @@
 """``python -m trainer.check``: whether a run could start, in a second, without devices.
 
-    python -m trainer.check --gin_file=configs/runs/llama3_8b_8.gin --devices=8
+    python -m trainer.check --gin_file=configs/runs/llama3_8b_8.gin --cluster=h100_8
 
-Reads the configuration, divides the mesh, the batch and the model over the devices, and looks
-whether the data is there; with --run_dir also whose that directory is, and what has changed since
+Reads the configuration, divides the mesh, the batch and the model over the devices, says by formula
+whether they have the memory and what is unwise in the layout, and looks whether the data is there;
+with --run_dir also whose that directory is, and what has changed since
 its last attempt. Everything that is wrong is told at once. Exit status 64 if the configuration is
 not possible, 65 if only the data is missing. Loads no jax.
 """
@@ -17,8 +18,12 @@ from collections.abc import Sequence
 from absl import flags
 
 from launch.contract import ExitCode, Finding, Verdict
+from partitioning.planner.plan_arguments import load_cluster
+from partitioning.targets import has_compiler
 from trainer import standard_streams
 from trainer.config_parser import rewrite_arguments
+from trainer.fleet import cluster_of
+from trainer.layout_checks import Where
 from trainer.readiness import Directory, examine
 
 # Flags of its own: trainer.main defines some of the same names, and both are imported by tests.
@@ -32,7 +37,15 @@ _GIN_BINDINGS = flags.DEFINE_multi_string(
     "Binding such as MeshConfig.fsdp=8; --gin.MeshConfig.fsdp=8 is short.",
     flag_values=FLAGS,
 )
-_DEVICES = flags.DEFINE_integer("devices", 1, "Devices of the run.", 1, flag_values=FLAGS)
+_DEVICES = flags.DEFINE_integer(
+    "devices", None, "Devices of the run; default: of --cluster, or 1.", 1, flag_values=FLAGS
+)
+_CLUSTER = flags.DEFINE_string(
+    "cluster", None, "What they are, such as h100_512 (configs/clusters/).", flag_values=FLAGS
+)
+_ACCELERATOR = flags.DEFINE_string(
+    "accelerator", "", "What they are, as job files say: h100, tpu-v5p, cpu.", flag_values=FLAGS
+)
 _PROCESSES = flags.DEFINE_integer(
     "processes", 1, "Processes that the devices are spread over.", 1, flag_values=FLAGS
 )
@@ -63,16 +76,37 @@ def main(argv: Sequence[str]) -> int:
     if _RUN_DIR.value is not None:
         allow_change = tuple(_ALLOW_CHANGE.value)
         directory = Directory(url=_RUN_DIR.value, run_id=_RUN_ID.value, allow_change=allow_change)
+    try:
+        devices, where = _devices()
+    except ValueError as error:
+        print(error, file=sys.stderr)  # noqa: T201 - the console is this program's face
+        return int(ExitCode.CONFIGURATION)
     found = examine(
         _GIN_FILE.value,
         _GIN_BINDINGS.value,
-        devices=_DEVICES.value,
+        devices=devices,
         processes=_PROCESSES.value,
         directory=directory,
+        where=where,
     )
-    print(as_json(found) if _JSON.value else show(found))  # noqa: T201 - what was asked for
+    shown = as_json(found, where=where) if _JSON.value else show(found)
+    print(shown)  # noqa: T201 - what was asked for
     sys.stdout.flush()
     return int(exit_code(found))
+
+
+def _devices() -> tuple[int, Where]:
+    """Returns how many devices there are, and what they are.
+
+    Raises:
+      ValueError: there is no such cluster.
+    """
+    devices, accelerator = _DEVICES.value, _ACCELERATOR.value
+    name = _CLUSTER.value or cluster_of(accelerator, devices=devices or 1)
+    if name is None:
+        return devices or 1, Where(accelerator=accelerator)
+    cluster = load_cluster(name)
+    return devices or cluster.devices, Where(cluster=cluster, name=name, accelerator=accelerator)
 
 
 def exit_code(found: Sequence[Finding]) -> ExitCode:
@@ -88,10 +122,16 @@ def show(found: Sequence[Finding]) -> str:
     return "\n".join(f"{f.verdict:7}  {f.about}: {f.message}" for f in found)
 
 
-def as_json(found: Sequence[Finding]) -> str:
-    """Returns the findings as one JSON object."""
-    plain = [dataclasses.asdict(finding) for finding in found]
-    return json.dumps({"exit_code": int(exit_code(found)), "findings": plain}, indent=1)
+def as_json(found: Sequence[Finding], *, where: Where) -> str:
+    """Returns the findings as one JSON object, with what a dry run can compile for, if anything."""
+    cluster = where.cluster
+    compiles = cluster is not None and has_compiler(cluster.chip.target)
+    plain = {
+        "exit_code": int(exit_code(found)),
+        "findings": [dataclasses.asdict(finding) for finding in found],
+        "compiles_for": where.name if compiles else None,
+    }
+    return json.dumps(plain, indent=1)
 
 
 def parse_flags(argv: list[str]) -> list[str]:

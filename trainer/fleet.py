@@ -14,6 +14,9 @@ from trainer import config, config_parser
 from trainer.config_schema import Schema
 
 FOLDER = config_parser.REPOSITORY / "configs" / "clusters"
+_ALSO = {"a100": "a100_80", "7x": "tpu7x", "v7x": "tpu7x", "v5_lite": "v5e", "v6": "v6e"}
+"""Other names of kinds."""
+
 CLASSES = (FleetConfig, ClusterConfig, ChipConfig, LinkConfig)
 """What files of clusters may bind."""
 
@@ -36,6 +39,18 @@ def load_fleet(name: str, *, bindings: tuple[str, ...] = ()) -> FleetConfig:
     schema = Schema(root, {cls.__name__: cls for cls in CLASSES}, frozenset())
     built = config.build([str(path)], bindings, schema=schema)[0].instance
     return cast(FleetConfig, built) if fleet else FleetConfig(pools=(cast(ClusterConfig, built),))
+
+
+def cluster_of(accelerator: str, *, devices: int) -> str | None:
+    """Returns the name of the cluster that a job's accelerators are; None if no file has the kind.
+
+    Args:
+      accelerator: as job files name kinds: h100, a100-80, tpu-v5p, cpu.
+      devices: how many.
+    """
+    kind = accelerator.removeprefix("tpu-").replace("-", "_")
+    kind = _ALSO.get(kind, kind)
+    return f"{kind}_{devices}" if kind in cluster_names() else None
 
 
 def cluster_names() -> list[str]:

@@ -26,8 +26,19 @@ _GIN_BINDINGS = flags.DEFINE_multi_string(
 )
 _RUN_DIR = flags.DEFINE_string("run_dir", None, "Where the run lives: a path, gs:// or s3://.")
 _MODE = flags.DEFINE_enum(
-    "mode", "train", ["train", "eval"], "train to the last step, or score a checkpoint."
+    "mode",
+    "train",
+    ["train", "eval", "dry_run"],
+    "train to the last step; score a checkpoint; or compile the step for devices that are not here "
+    "and say whether it fits, what it moves, takes and costs (docs/dry_run.md).",
 )
+_CLUSTER = flags.DEFINE_string(
+    "cluster", None, "Devices of --mode=dry_run, such as h100_512 (configs/clusters/)."
+)
+_QUICK = flags.DEFINE_bool(
+    "quick", False, "--mode=dry_run: compile in less time; same collectives, slower kernels."
+)
+_JSON = flags.DEFINE_bool("json", False, "--mode=dry_run: print one JSON object instead.")
 _PRINT_CONFIG = flags.DEFINE_bool(
     "print_config", False, "Print every resolved value with where it comes from, and leave."
 )
@@ -74,6 +85,17 @@ def main(participant: Participant) -> None:
 
     if _VERSION.value:
         print(software.describe())  # noqa: T201 - what was asked for
+        return
+    if _MODE.value == "dry_run" and not _PRINT_CONFIG.value:
+        from trainer import dry_run
+
+        dry_run.command(
+            _GIN_FILE.value,
+            _GIN_BINDINGS.value,
+            cluster=_CLUSTER.value,
+            quick=_QUICK.value,
+            json=_JSON.value,
+        )
         return
     loaded = load(_GIN_FILE.value, _GIN_BINDINGS.value)
     if _PRINT_CONFIG.value:

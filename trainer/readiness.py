@@ -19,6 +19,7 @@ from trainer.checkpoints.root import Root, open_root
 from trainer.config import LoadedConfig, load
 from trainer.config_errors import ConfigError
 from trainer.context_length import check_context
+from trainer.layout_checks import Where, layout_findings
 from trainer.run_config import LanguageModel, RunConfig
 from trainer.run_directory import Request, check_readable
 from trainer.run_records import read_run
@@ -55,6 +56,7 @@ def examine(
     devices: int,
     processes: int,
     directory: Directory | None = None,
+    where: Where | None = None,
 ) -> list[Finding]:
     """Returns everything that can be known about a run on so many devices.
 
@@ -64,6 +66,7 @@ def examine(
       devices: devices of the run.
       processes: processes that they are spread over.
       directory: where it is to live; None leaves that out.
+      where: the devices; None if only their number is known.
     """
     try:
         loaded = load(files, bindings)
@@ -75,7 +78,8 @@ def examine(
     found += _data(run)
     if directory is not None:
         found += _in_time(loaded, directory)
-    found.append(Finding(about="memory", verdict=Verdict.INFO, message="not checked"))
+    if not any(finding.verdict is Verdict.ERROR and finding.about in _LAYOUT for finding in found):
+        found += layout_findings(run, devices=devices, where=where or Where())
     return found
 
 
@@ -98,6 +102,7 @@ def _sizes(run: RunConfig, *, devices: int, processes: int) -> Iterator[Finding]
             yield _ok(about, _SIZES_FIT[about])
 
 
+_LAYOUT = ("mesh", "batch", "model", "pipeline")
 _SIZES_FIT = {
     "batch": "divides over the mesh and its microbatches",
     "model": "rows and experts divide over their axes",

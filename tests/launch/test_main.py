@@ -17,6 +17,7 @@ import pytest
 from launch import arguments, main, submission
 from launch.control import Control, Want
 from launch.engines.engine import ENGINES, EngineState, Standing
+from launch.findings import Report
 from launch.journal import Journal
 from launch.records import Phase
 from launch.run_index import RunIndex
@@ -430,3 +431,22 @@ def test_a_reader_that_leaves_ends_the_command_quietly(here: pathlib.Path) -> No
     _, errors = door.communicate(timeout=60)
     assert b"Traceback" not in errors
     assert door.returncode != -signal.SIGPIPE
+
+
+@pytest.mark.parametrize(("flags", "compiles"), [((), True), (("--no_compile",), False)])
+def test_validate_compiles_unless_told_not_to(
+    door: Door, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], compiles: bool
+) -> None:
+    asked: list[bool] = []
+
+    def validate(path: pathlib.Path, *, compiling: Callable[[str], None] | None, **_: Any) -> Any:
+        asked.append(compiling is not None)
+        if compiling:
+            compiling("h100_8")
+        report = Report(job=str(path), engine="local", findings=(), seconds={})
+        return types.SimpleNamespace(report=report)
+
+    monkeypatch.setattr(main, "validate", validate)
+    said = door("validate", str(door.file), *flags)
+    assert asked == [compiles]
+    assert ("Compiling the step for h100_8" in said) is compiles

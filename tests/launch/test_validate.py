@@ -53,7 +53,7 @@ def test_the_quickstart_is_ready_and_nothing_is_written(options: Options) -> Non
     assert report.exit_code == 0
     assert [path.name for path in options.folder.iterdir()] == ["job.yaml"]
     assert not options.index.home.exists()
-    assert "info: not checked" in told(report, "memory")
+    assert "CPU devices share their host's" in told(report, "memory")
     assert set(report.seconds) == {
         "spec", "engine", "code", "trainer", "data", "checkpoint", "secrets"
     }  # fmt: skip
@@ -100,6 +100,54 @@ def test_sizes_that_the_run_may_shrink_to_are_checked_too(options: Options) -> N
         "recovery: {on_loss: shrink}",
     )
     assert "error: with 3 hosts: DataConfig.global_batch=8" in told(report, "batch")
+
+
+SMALL = """\
+workload:
+  gin_files: [configs/runs/llama3_8b_8.gin]
+  gin_bindings:
+    - DecoderConfig.vocab_size = 512
+    - DecoderConfig.embed_dim = 256
+    - DecoderConfig.layers = 9
+    - DecoderConfig.heads = 4
+    - DecoderConfig.kv_heads = 4
+    - DecoderConfig.mlp_dim = 512
+    - DataConfig.sequence_length = 128"""
+
+
+def compiled(options: Options, accelerator: str) -> tuple[Report, list[str]]:
+    """The report on a small model for eight devices, and what was said before compiling."""
+    said: list[str] = []
+    resources = f"accelerator: {accelerator}\n  per_host: 8"
+    text = SMALLEST.replace("workload:\n  gin_files: [configs/runs/quickstart.gin]", SMALL)
+    text = text.replace("accelerator: cpu", resources)
+    assert resources in text
+    file = write(options.folder, text)
+    return validate(file, options=options, compiling=said.append).report, said
+
+
+def test_the_step_is_compiled_for_devices_that_are_not_here(options: Options) -> None:
+    elsewhere = dataclasses.replace(options, engine="slurm")
+    report, said = compiled(elsewhere, "h100")
+    assert said == ["h100_8"]
+    assert "ok: " in told(report, "memory")
+    assert "as compiled" in told(report, "memory")
+    assert "by formula" not in told(report, "memory")
+    assert report.seconds["compile"] > 0
+
+
+def test_a_kind_without_a_compiler_has_the_formula(options: Options) -> None:
+    report, said = compiled(dataclasses.replace(options, engine="slurm"), "mi300x")
+    assert said == []
+    assert "by formula" in told(report, "memory")
+
+
+def test_a_job_that_does_not_fit_is_an_error_without_any_compiler(options: Options) -> None:
+    slurm = dataclasses.replace(options, engine="slurm")
+    large = "workload: {gin_files: [configs/runs/llama3_8b_8.gin]}"
+    report = dry_run(slurm, large, "resources: {accelerator: tpu-v5e, per_host: 8}")
+    assert "error: does not fit into v5e" in told(report, "memory")
+    assert report.exit_code == 64
 
 
 def test_the_configuration_of_another_program_is_not_checked(options: Options) -> None:

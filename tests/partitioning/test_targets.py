@@ -30,14 +30,17 @@ def test_other_tori_have_to_be_named():
 
 
 def test_an_unknown_target_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match=r"'h200'.*h100"):
-        targets.target_devices("h200", devices=8)
+    with pytest.raises(ValueError, match=r"'abacus'.*h100"):
+        targets.target_devices("abacus", devices=8)
 
 
 def test_a_target_without_its_compiler_says_how_to_get_it(monkeypatch, tmp_path):
     monkeypatch.setattr(targets, "compiler_directory", lambda: tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    monkeypatch.setattr(targets, "_cuda_compiler", targets._cuda_library)
+    monkeypatch.setattr(targets, "_cuda_compiler", lambda: targets._library("cuda"))
+    assert not targets.has_compiler("h100")
+    assert targets.has_compiler("cpu")
+    assert not targets.has_compiler("abacus")
     with pytest.raises(targets.CompilerMissing, match="make aot"):
         targets.target_devices("h100", devices=8)
     with pytest.raises(targets.CompilerMissing, match="libtpu"):
@@ -52,7 +55,7 @@ def test_hosts_are_full(devices):
 
 def test_tpu_chips_are_counted_before_their_compiler_is_looked_for():
     with pytest.raises(ValueError, match="2 device"):
-        targets.target_devices("v4", devices=9)
+        targets.target_devices("tpu7x", devices=9)
     with pytest.raises(ValueError, match="does not have 8 chips"):
         targets.target_devices("v5p:2x2x4", devices=8)
 

@@ -39,7 +39,8 @@ def test_the_quickstart_is_ready() -> None:
         "pipeline",
         "data",
     ]
-    assert found[-1] == Finding(about="memory", verdict=Verdict.INFO, message="not checked")
+    why = "not checked: name the devices, as in --cluster=h100_512."
+    assert found[-1] == Finding(about="memory", verdict=Verdict.INFO, message=why)
 
 
 @pytest.mark.parametrize(
@@ -230,7 +231,7 @@ def test_the_command_prints_lines_or_one_object() -> None:
     gin = f"--gin_file={QUICKSTART[0]}"
     done = command(gin)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "info     memory: not checked"
+    assert done.stdout.splitlines()[-1].startswith("info     memory: not checked: name the")
     done = command(gin, "--devices=3", "--gin.MeshConfig.fsdp=2", "--json")
     assert done.returncode == 64, done.stderr
     found = json.loads(done.stdout)
@@ -238,16 +239,67 @@ def test_the_command_prints_lines_or_one_object() -> None:
     assert {"about": "mesh", "verdict": "error"}.items() <= found["findings"][1].items()
 
 
+EIGHT = "--gin_file=configs/runs/llama3_8b_8.gin"
+
+
+def layout(*flags: str) -> dict[str, str]:
+    """What is said of memory, layout and price."""
+    found = json.loads(command(EIGHT, "--json", *flags).stdout)
+    return {f["about"]: f"{f['verdict']}: {f['message']}" for f in found["findings"]}
+
+
+def test_memory_is_the_planner_s_formula_for_the_devices_that_are_named() -> None:
+    found = layout("--cluster=h100_8")
+    assert found["memory"].startswith("ok: ")
+    assert "by formula, largest: activations" in found["memory"]
+    assert "8 devices at $2.00 an hour" in found["price"]
+    assert layout("--devices=8", "--accelerator=h100") == found
+    assert (
+        "error: does not fit into v5e" in layout("--devices=8", "--accelerator=tpu-v5e")["memory"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "why"),
+    [("cpu", "share their host's"), ("abacus", "nothing is known of 'abacus'")],
+)
+def test_devices_without_figures_are_not_judged(accelerator: str, why: str) -> None:
+    found = layout("--devices=8", f"--accelerator={accelerator}")
+    assert found["memory"].startswith("info: not checked")
+    assert why in found["memory"]
+    assert "price" not in found
+
+
+def test_a_layout_that_does_not_divide_is_not_judged_any_further() -> None:
+    assert "memory" not in layout("--cluster=h100_8", "--gin.DataConfig.global_batch=7")
+
+
+def test_what_can_be_compiled_for_is_named() -> None:
+    assert (
+        json.loads(command(EIGHT, "--cluster=h100_8", "--json").stdout)["compiles_for"] == "h100_8"
+    )
+    assert json.loads(command(EIGHT, "--cluster=mi300x_8", "--json").stdout)["compiles_for"] is None
+
+
+def test_an_unknown_cluster_is_refused_with_those_that_there_are() -> None:
+    done = command(EIGHT, "--cluster=abacus")
+    assert done.returncode == 64
+    assert "h100" in done.stderr
+
+
 def test_a_wrong_flag_is_one_line_and_the_help_is_an_example() -> None:
     done = command("--device=3")
     assert (done.returncode, len(done.stderr.splitlines())) == (64, 2)
-    assert "--devices=8" in command("--help").stdout
+    assert "--cluster=h100_8" in command("--help").stdout
 
 
 def test_the_command_loads_no_jax() -> None:
     program = (
         "import sys; from trainer.readiness import examine; import trainer.check;"
-        f"examine({QUICKSTART!r}, (), devices=1, processes=1);"
+        "from partitioning.planner.plan_arguments import load_cluster;"
+        "from trainer.layout_checks import Where;"
+        "where = Where(cluster=load_cluster('h100_64'));"
+        f"examine({MIXTRAL!r}, (), devices=64, processes=8, where=where);"
         "print(sorted({'jax', 'flax', 'orbax', 'tensorstore'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

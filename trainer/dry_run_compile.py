@@ -1,0 +1,303 @@
+"""A step compiled for a dry run, and what is read off it: memory, traffic, FLOPs, findings."""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding
+
+from launch.contract import Finding, Verdict
+from models.remat import Remat
+from partitioning import table
+from partitioning.planner import memory_verdict
+from partitioning.planner.answers import shown
+from partitioning.planner.hardware import ClusterConfig
+from partitioning.planner.memory import MemoryUse
+from partitioning.planner.step_flops import step_flops as planned_flops
+from partitioning.traffic import expected
+from partitioning.traffic_check import AxisVerdict, verdicts
+from trainer.collectives import compare, work_of
+from trainer.compile_errors import OutOfMemory, explain, out_of_memory
+from trainer.deviceless import CompiledStep, compile_train_step, mesh_shape
+from trainer.dry_run_report import Flops, MemoryTable, Tier
+from trainer.flops import step_flops
+from trainer.paths import leaves
+from trainer.program import Program
+from trainer.run_config import LanguageModel, RunConfig
+from trainer.state import HOST, abstract_batch, abstract_state, off_devices, parameter_rows
+
+PREALLOCATED = 0.75
+"""Share of a GPU's memory that jax takes, unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise."""
+
+_MOST_PREALLOCATED = 0.95
+_STATE = {"parameters": "parameters", "optimizer": "optimizer_state", "average": "average"}
+_TPU_LIMIT = (
+    "The TPU's compiler does not see what else is loaded at that time: a smaller batch is safer."
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """What a compiler says of a step.
+
+    Attributes:
+      memory: who takes it.
+      traffic: by mesh axes, against the formulas; empty where the task has none.
+      counted: whether the compiled program's is in it.
+      flops: of the step.
+      findings: what is wrong or worth knowing.
+    """
+
+    memory: MemoryTable
+    traffic: tuple[AxisVerdict, ...]
+    counted: bool
+    flops: Flops
+    findings: tuple[Finding, ...]
+
+
+def compiled(
+    program: Program,
+    *,
+    run: RunConfig,
+    cluster: ClusterConfig,
+    tier: Tier,
+    quick: bool,
+    formula: MemoryUse | None,
+) -> Compiled:
+    """Compiles the step of ``program`` and reads the result; a refusal becomes a finding.
+
+    Args:
+      program: on devices of the tier.
+      run: what it was made from.
+      cluster: whose chip it is for.
+      tier: whose compiler compiles.
+      quick: see ``compile_train_step``.
+      formula: what the planner says of memory.
+    """
+    step, refusal, found = None, None, []
+    try:
+        step = compile_train_step(program, run=run, quick=quick)
+    except (ValueError, NotImplementedError, jax.errors.JaxRuntimeError) as error:
+        refusal = out_of_memory(error)
+        if refusal is None:
+            message = explain(error, chip=cluster.chip.name)
+            found.append(Finding(about="compiler", verdict=Verdict.ERROR, message=message))
+    memory = _memory(
+        program, run=run, cluster=cluster, tier=tier, step=step, refusal=refusal, formula=formula
+    )
+    traffic: tuple[AxisVerdict, ...] = ()
+    if isinstance(run.task, LanguageModel):
+        traffic = _traffic(program, run=run, step=step if tier != "cpu" else None, platform=tier)
+    if not found:
+        found.append(_fits(memory, refusal=refusal, cluster=cluster, tier=tier))
+        found += _preallocated(memory, tier=tier)
+    host = memory_verdict.host_verdict(memory.host, cluster=cluster)
+    found += [host] if host is not None else []
+    found += _disagreements(traffic)
+    found += [_complaint(line) for line in step.complaints] if step is not None else []
+    return Compiled(
+        memory=memory,
+        traffic=traffic,
+        counted=step is not None and tier != "cpu",
+        flops=_flops(program, run=run, quick=quick),
+        findings=tuple(found),
+    )
+
+
+def for_cpu(run: RunConfig) -> tuple[RunConfig, tuple[Finding, ...]]:
+    """Returns a run that CPU's compiler takes, and what was left out of it."""
+    left_out = []
+    if run.optimizer.offload:
+        left_out.append(f"{type(run.optimizer).__name__}.offload")
+        optimizer = dataclasses.replace(run.optimizer, offload=False)
+        run = dataclasses.replace(run, optimizer=optimizer)
+    if isinstance(run.task, LanguageModel):
+        model = run.task.model
+        remat = model.remat_choices
+        if remat is not None and remat.offload:
+            left_out.append("'offload:' of DecoderConfig.remat")
+            model = dataclasses.replace(model, remat=_kept_here(remat))
+        if model.attention == "cudnn":
+            left_out.append("DecoderConfig.attention='cudnn'")
+            model = dataclasses.replace(model, attention="auto")
+        if model.experts is not None and model.experts.exchange == "ragged_all_to_all":
+            left_out.append("ExpertsConfig.exchange='ragged_all_to_all'")
+            experts = dataclasses.replace(model.experts, exchange="all_to_all")
+            model = dataclasses.replace(model, experts=experts)
+        run = dataclasses.replace(run, task=dataclasses.replace(run.task, model=model))
+    if not left_out:
+        return run, ()
+    message = f"left out, because CPU has no such thing: {', '.join(left_out)}."
+    return run, (Finding(about="compiler", verdict=Verdict.INFO, message=message),)
+
+
+def _kept_here(remat: Remat) -> str:
+    return f"save:{','.join(remat.kept)}"
+
+
+def checkpoint_bytes(program: Program) -> int:
+    """Returns the bytes of the whole state, as a checkpoint holds it uncompressed."""
+    state = off_devices(abstract_state(program), program)
+    return sum(leaf.dtype.itemsize * math.prod(leaf.shape) for leaf in jax.tree.leaves(state))
+
+
+def state_rows(program: Program) -> tuple[table.Row, ...]:
+    """Returns where every parameter lives."""
+    return tuple(parameter_rows(program))
+
+
+def _memory(
+    program: Program,
+    *,
+    run: RunConfig,
+    cluster: ClusterConfig,
+    tier: Tier,
+    step: CompiledStep | None,
+    refusal: OutOfMemory | None,
+    formula: MemoryUse | None,
+) -> MemoryTable:
+    state, host = _state(program)
+    rows, length = run.data.global_batch, run.data.sequence_length
+    inputs = abstract_batch(program, rows=rows, length=length)
+    batch = sum(table.row_of(name, leaf).bytes_per_device for name, leaf in inputs.items())
+    held = sum(state.values()) + batch
+    between = 0.0
+    if formula is not None:
+        known = ("parameters", "optimizer_state", "batch", "reserved")
+        between = formula.total - sum(formula.part(name) for name in known)
+    needed = held + between
+    measured = step.memory if step is not None and tier != "cpu" else None
+    if measured is not None:
+        # TPU's compiler refuses what does not fit, so that its own account is the right one.
+        needed = measured.reported if tier == "tpu" and measured.reported else measured.peak
+        host += measured.host
+    elif formula is not None:
+        host = max(host, formula.host)
+    elif step is not None:
+        needed = float(step.memory.peak)
+    if refusal is not None and refusal.needed is not None:
+        needed = refusal.needed
+    return MemoryTable(
+        state=state,
+        batch=batch,
+        temporary=measured.temporary if measured is not None else None,
+        needed=needed,
+        limit=cluster.chip.memory,
+        reserved=cluster.chip.reserved,
+        host=host,
+        refused=refusal is not None,
+        formula=formula,
+    )
+
+
+def _state(program: Program) -> tuple[dict[str, int], float]:
+    """Returns group -> bytes on one device, and bytes that wait in its host's memory."""
+    groups = dict.fromkeys(_STATE.values(), 0)
+    other = host = 0
+    for name, leaf in leaves(abstract_state(program)).items():
+        assert isinstance(leaf.sharding, NamedSharding)
+        size = table.row_of(name, leaf).bytes_per_device
+        part = next((group for key, group in _STATE.items() if f"/{key}/" in f"/{name}/"), None)
+        if leaf.sharding.memory_kind == HOST:
+            host += size
+        elif part is None:
+            other += size
+        else:
+            groups[part] += size
+    groups["other"] = other
+    return {name: size for name, size in groups.items() if size}, host
+
+
+def _traffic(
+    program: Program, *, run: RunConfig, step: CompiledStep | None, platform: Tier
+) -> tuple[AxisVerdict, ...]:
+    assert isinstance(run.task, LanguageModel)
+    if step is not None:
+        found, formula = compare(step, run=run)
+        return verdicts(found, formula, platform=platform)
+    sizes = mesh_shape(program.mesh, run=run).sizes
+    known: dict[str, Any] = {"sizes": sizes, "rules": run.rules, "work": work_of(run)}
+    formula = expected(run.task.model, parameters=program.axes, **known)
+    return tuple(
+        dataclasses.replace(verdict, judged=False, notes=())
+        for verdict in verdicts((), formula, platform=platform)
+    )
+
+
+def _flops(program: Program, *, run: RunConfig, quick: bool) -> Flops:
+    """Counts the traced step; by formula where time matters."""
+    rows, length = run.data.global_batch, run.data.sequence_length
+    planned = None
+    if isinstance(run.task, LanguageModel):
+        planned = planned_flops(run.task.model, rows=rows, length=length)
+    counted = planned if quick and planned else step_flops(program, rows=rows, length=length)
+    return Flops(
+        causal=counted.total("causal"),
+        full=counted.total("full"),
+        hardware=planned.hardware if planned else None,
+    )
+
+
+def _fits(
+    memory: MemoryTable, *, refusal: OutOfMemory | None, cluster: ClusterConfig, tier: Tier
+) -> Finding:
+    chip, formula = cluster.chip.name, memory.formula
+    by = "by formula" if tier == "cpu" else "as compiled"
+    room = memory.room if refusal is None or refusal.available is None else refusal.available
+    needed = f"{shown(memory.needed, 'B')} of {shown(room, 'B')} on each device, {by}"
+    if memory.reserved:
+        needed += f"; {shown(memory.reserved, 'B')} more are the runtime's"
+    if memory.fits:
+        return Finding(about="memory", verdict=Verdict.OK, message=f"{needed}.")
+    said = ""
+    if formula is not None:
+        said += f" Largest: {memory_verdict.largest(formula)}."
+    if refusal is not None and refusal.largest:
+        said += f" The compiler names {'; '.join(refusal.largest)}."
+    advice = "a smaller batch" if formula is None else memory_verdict.advice(formula)
+    return Finding(
+        about="memory",
+        verdict=Verdict.ERROR,
+        message=f"does not fit into {chip}: {needed}.{said} To make room: {advice}.",
+    )
+
+
+def _preallocated(memory: MemoryTable, *, tier: Tier) -> Iterator[Finding]:
+    """Says where jax's own share of a GPU's memory is smaller than what is needed."""
+    share = memory.needed / memory.limit
+    if tier != "cuda" or not memory.fits or share <= PREALLOCATED:
+        return
+    enough = min(_MOST_PREALLOCATED, math.ceil(100 * (share + 0.02)) / 100)
+    yield Finding(
+        about="memory",
+        verdict=Verdict.WARNING,
+        message=f"jax takes {PREALLOCATED:.0%} of a GPU's memory, and the step needs {share:.0%}: "
+        f"set XLA_PYTHON_CLIENT_MEM_FRACTION={enough:g} (workload.env of a job file). The rest is "
+        "for NCCL and cuBLAS.",
+    )
+
+
+def _disagreements(traffic: tuple[AxisVerdict, ...]) -> Iterator[Finding]:
+    for verdict in traffic:
+        if not verdict.judged or verdict.agrees:
+            continue
+        axes = "+".join(verdict.axes) or "unknown axes"
+        why = f" {' '.join(verdict.notes)}" if verdict.notes else ""
+        yield Finding(
+            about="traffic",
+            verdict=Verdict.WARNING,
+            message=f"over {axes} the compiled step sends {shown(verdict.counted, 'B')}, the "
+            f"formula {shown(verdict.formula, 'B')}: the partitioner moves what RulesConfig does "
+            f"not ask for, or leaves out what it does.{why}",
+        )
+
+
+def _complaint(line: str) -> Finding:
+    return Finding(
+        about="partitioner",
+        verdict=Verdict.WARNING,
+        message=f"involuntary rematerialization: {line}. An array is gathered whole to change how "
+        "it is split: have RulesConfig.parameters and activations split it alike.",
+    )
