@@ -145,8 +145,9 @@ def _moved_state(size: float) -> Quantity:
 def _gradients(plan: Plan, tree: tuple[Leaf, ...]) -> tuple[Quantity, Quantity]:
     """A microbatch's gradients, and the sums over microbatches.
 
-    They live with the optimizer's state (ZeRO-1 and -3 alike). A pipeline adds up where the
-    parameters are and scatters at the end; a tick's gradients are in the compute dtype.
+    They live with the optimizer's state (ZeRO-1 and -3 alike), except that several microbatches are
+    added up by each replica on its own and scattered over replicas after the last. A pipeline adds
+    up where the parameters are; a tick's gradients are in the compute dtype.
     """
     width = WIDTH[plan.model.param_dtype]
     wide = max(_WIDE, width)
@@ -158,12 +159,13 @@ def _gradients(plan: Plan, tree: tuple[Leaf, ...]) -> tuple[Quantity, Quantity]:
             _b("gradients", stage * narrow, f"{narrow} B x {stage:,.0f} of a stage"),
             _b("gradient_sums", own * wide, f"{wide} B x {own:,.0f}"),
         )
-    own = sum(leaf.elements / max(leaf.state_ways, leaf.ways) for leaf in tree)
-    sums = own * wide if plan.work.microbatches > 1 else 0.0
-    return (
-        _b("gradients", own * width, f"{width} B x {own:,.0f}"),
-        _b("gradient_sums", sums, f"{wide} B x {own:,.0f} over microbatches"),
-    )
+    if plan.work.microbatches > 1:
+        own = sum(leaf.elements / max(leaf.summing_ways, leaf.ways) for leaf in tree)
+        sums = _b("gradient_sums", own * wide, f"{wide} B x {own:,.0f} over microbatches")
+    else:
+        own = sum(leaf.elements / max(leaf.state_ways, leaf.ways) for leaf in tree)
+        sums = _b("gradient_sums", 0.0)
+    return _b("gradients", own * width, f"{width} B x {own:,.0f}"), sums
 
 
 def _shared(plan: Plan, tree: tuple[Leaf, ...]) -> Quantity:
@@ -176,12 +178,13 @@ def _shared(plan: Plan, tree: tuple[Leaf, ...]) -> Quantity:
 
 
 def _casts(plan: Plan, tree: tuple[Leaf, ...], chip: ChipConfig) -> Quantity:
-    """Parameters in the compute dtype, where the compiler casts them ahead of the loop.
+    """Parameters in the compute dtype, where they are held beside the others.
 
-    TPU's does so always, and all do ahead of a pipeline's ticks.
+    TPU's compiler casts them ahead of the loop over blocks, and all do ahead of a pipeline's ticks.
+    Blocks that compute nothing again keep what they were cast to.
     """
     step = plan.step
-    hoists = chip.vendor == "google" or step.schedule is not None
+    hoists = chip.vendor == "google" or step.schedule is not None or not step.recomputes
     narrow = step.width < WIDTH[plan.model.param_dtype]
     own = sum(leaf.elements / leaf.ways for leaf in tree if leaf.in_blocks)
     formula = f"{step.width} B x {own:,.0f}"
@@ -249,9 +252,11 @@ def _kept(step: Step, kind: str, *, is_first: bool) -> tuple[float, float]:
     if remat is not None:
         kept = sum(values.get(name, 0.0) for name in remat.save)
         return own * is_first + kept, sum(values.get(name, 0.0) for name in remat.offload)
-    # Besides: what norms read in float32 and give, what the activation function reads and gives.
+    # Besides: what norms read in float32, what they give (of the whole sequence), and what the
+    # activation function reads and gives.
     rows, width = _widths(step, kind)
-    return own + sum(values.values()) + (4 * rows * width * step.width + 8 * own), 0.0
+    found = sum(values.values()) - values["attention_out"] + 4 * rows * width * step.width
+    return found + 8 * own + 2 * step.residual, 0.0
 
 
 def _stash(step: Step) -> Quantity:
