@@ -26,6 +26,7 @@ class Leaf:
       shape: of the whole.
       elements: of the whole.
       ways: devices that share it.
+      stage_ways: of these, those of one pipeline stage.
       state_ways: devices that share its optimizer state, and its gradient once it is complete.
       summing_ways: devices that share its gradient while microbatches are added up, which each
         replica does on its own (partitioning/replicas.py).
@@ -37,6 +38,7 @@ class Leaf:
     shape: tuple[int, ...]
     elements: int
     ways: int
+    stage_ways: int
     state_ways: int
     summing_ways: int
     computing_ways: int
@@ -82,6 +84,7 @@ def _leaves(
                 shape=shape,
                 elements=math.prod(shape),
                 ways=math.prod(sizes[axis] for axis in holders),
+                stage_ways=math.prod(sizes[axis] for axis in holders if axis != STAGE),
                 state_ways=math.prod(sizes[axis] for axis in keepers),
                 summing_ways=math.prod(sizes[axis] for axis in keepers if axis != REPLICAS),
                 computing_ways=math.prod(sizes[axis] for axis in stays),

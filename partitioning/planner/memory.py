@@ -147,18 +147,20 @@ def _gradients(plan: Plan, tree: tuple[Leaf, ...]) -> tuple[Quantity, Quantity]:
 
     They live with the optimizer's state (ZeRO-1 and -3 alike), except that several microbatches are
     added up by each replica on its own and scattered over replicas after the last. A pipeline adds
-    up where the parameters are; a tick's gradients are in the compute dtype.
+    up where the parameters are; a tick's gradients are in the compute dtype, but those of one of
+    several pieces become wide, and whole on each shard, before they are added to their part.
     """
     width = WIDTH[plan.model.param_dtype]
     wide = max(_WIDE, width)
     if plan.sizes[STAGE] > 1:
         own = sum(leaf.elements / leaf.ways for leaf in tree)
         stage = sum(leaf.elements / leaf.ways for leaf in tree if leaf.in_blocks)
-        narrow = plan.step.width
-        return (
-            _b("gradients", stage * narrow, f"{narrow} B x {stage:,.0f} of a stage"),
-            _b("gradient_sums", own * wide, f"{wide} B x {own:,.0f}"),
-        )
+        narrow, chunks = plan.step.width, plan.work.pipeline.chunks
+        one = _b("gradients", stage * narrow, f"{narrow} B x {stage:,.0f} of a stage")
+        piece = sum(leaf.elements / leaf.computing_ways for leaf in tree if leaf.in_blocks) / chunks
+        if chunks > 1 and piece * wide > one.value:
+            one = _b("gradients", piece * wide, f"{wide} B x {piece:,.0f} of a piece")
+        return one, _b("gradient_sums", own * wide, f"{wide} B x {own:,.0f}")
     if plan.work.microbatches > 1:
         own = sum(leaf.elements / max(leaf.summing_ways, leaf.ways) for leaf in tree)
         sums = _b("gradient_sums", own * wide, f"{wide} B x {own:,.0f} over microbatches")
@@ -173,7 +175,7 @@ def _shared(plan: Plan, tree: tuple[Leaf, ...]) -> Quantity:
     if plan.sizes[STAGE] == 1:
         return _b("shared_weights", 0.0)
     width = WIDTH[plan.model.param_dtype] + max(_WIDE, WIDTH[plan.model.param_dtype])
-    whole = sum(leaf.elements / leaf.computing_ways for leaf in tree if not leaf.in_blocks)
+    whole = sum(leaf.elements / leaf.stage_ways for leaf in tree if not leaf.in_blocks)
     return _b("shared_weights", whole * width, f"{width} B x {whole:,.0f}")
 
 
