@@ -7,10 +7,10 @@ pipeline the stage's own work without the bubble. Standard library only.
 
 import dataclasses
 
+from partitioning.planner.block_memory import fused_attention, kept_values
 from partitioning.planner.block_work import BlockWork, Product, attended, block_work
 from partitioning.planner.hardware import ChipConfig
 from partitioning.planner.layout import leaves
-from partitioning.planner.memory import fused_attention, kept_values
 from partitioning.planner.optimizer_state import state_elements, state_width
 from partitioning.planner.plan import Plan
 from partitioning.traffic_step import WIDTH, Step, Uses

@@ -8,9 +8,9 @@ predictions against published runs. Standard library only.
 import dataclasses
 
 from partitioning.planner.answers import Quantity
+from partitioning.planner.block_memory import fused_attention
 from partitioning.planner.compute import Compute, compute
 from partitioning.planner.hardware import ChipConfig, ClusterConfig
-from partitioning.planner.memory import fused_attention
 from partitioning.planner.plan import Plan
 from partitioning.planner.step_flops import StepFlops, step_flops
 from partitioning.planner.step_traffic import AxisTraffic, communication
