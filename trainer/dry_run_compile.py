@@ -245,9 +245,10 @@ def _fits(
 ) -> Finding:
     chip, formula = cluster.chip.name, memory.formula
     by = "by formula" if tier == "cpu" else "as compiled"
-    room = memory.room if refusal is None or refusal.available is None else refusal.available
+    named = None if refusal is None else refusal.available
+    room = memory.room if named is None else named
     needed = f"{shown(memory.needed, 'B')} of {shown(room, 'B')} on each device, {by}"
-    if memory.reserved:
+    if memory.reserved and named is None:
         needed += f"; {shown(memory.reserved, 'B')} more are the runtime's"
     if memory.fits:
         return Finding(about="memory", verdict=Verdict.OK, message=f"{needed}.")
