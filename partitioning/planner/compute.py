@@ -104,10 +104,9 @@ def _add_block(
     if remat is not None:
         again = sum(seconds for value, seconds in each if value and value not in remat.kept)
         again += elementwise
-        # XLA's own attention and cuDNN's lose their statistics; kernels for TPU name them, too.
-        again += (
-            0.0 if fused and chip.vendor == "google" and "attention" in remat.kept else attention
-        )
+        # XLA's own attention and cuDNN's lose their statistics; kernels for TPU keep them, too.
+        keeps = fused and chip.vendor == "google" and "attention" in remat.kept
+        again += 0.0 if keeps else attention
     count, forward = uses.runs * times, products + attention + elementwise
     # A pipeline computes forward passes once more for their backward pass.
     again += (uses.forward - 1) * forward
@@ -138,12 +137,14 @@ def product_seconds(step: Step, product: Product, *, chip: ChipConfig) -> float:
 def _attention(step: Step, work: BlockWork, *, chip: ChipConfig, fused: bool) -> float:
     """Seconds of a forward pass of attention of one microbatch on one device.
 
-    Fused kernels and rings skip what the causal mask hides; XLA computes the whole square, and so
-    does any kernel that gets gathered keys. Without fusion scores pass through memory.
+    Fused kernels and rings skip what the causal mask hides, and kernels what is outside of a
+    window; XLA computes the whole square, and so does any kernel that gets gathered keys. Without
+    fusion scores pass through memory.
     """
     spread = step.sizes["context"] > 1
     ring = spread and step.model.context_attention == "ring"
-    keys = attended(step.work.length, window=work.window, causal=ring or (fused and not spread))
+    skips = fused and not spread
+    keys = attended(step.work.length, window=work.window if skips else 0, causal=ring or skips)
     heads = work.heads / min(step.sizes["tensor"], step.model.heads)
     flops = 4 * step.tokens * heads * keys
     if fused:

@@ -40,13 +40,8 @@ class Leaf:
 
     @property
     def in_blocks(self) -> bool:
-        """Whether it belongs to the repeated pattern."""
+        """Whether it belongs to the repeated pattern, which pipeline stages share."""
         return "/pattern/" in self.name
-
-    @property
-    def staged(self) -> bool:
-        """Whether pipeline stages share its layers."""
-        return self.in_blocks
 
 
 def leaves(plan: Plan) -> tuple[Leaf, ...]:

@@ -22,6 +22,8 @@ from partitioning.traffic_step import STAGE, WIDTH, Step
 _PLACES = 20
 """Bytes of a token in a batch: input, target, weight, position and segment."""
 
+_OF_ATTENTION = ("query", "key", "value", "attention", "attention_out")
+
 _WIDE = 4
 """Bytes of what is computed in float32 whatever the activations are."""
 
@@ -79,7 +81,7 @@ def device_memory(plan: Plan, *, chip: ChipConfig) -> MemoryUse:
     beside = loss if chip.vendor == "google" else ()
     moments = {
         "loss": (*between, *loss),
-        "backward": (*between, *beside, one, _block(step, chip), _gathered(plan, tree)),
+        "backward": (*between, *beside, one, *_block(step, chip), _gathered(plan, tree)),
         "update": (sums if sums.value else one, _moved_state(state.value if offload else 0.0)),
     }
     name = max(moments, key=lambda moment: sum(part.value for part in moments[moment]))
@@ -112,8 +114,8 @@ def kept_values(step: Step) -> tuple[Quantity, float]:
     chunks = step.work.pipeline.chunks if step.schedule is not None else 1
     here = away = 0.0
     for _, kinds, times in step.blocks:
-        for kind in kinds:
-            kept, moved = _kept(step, kind)
+        for number, kind in enumerate(kinds):
+            kept, moved = _kept(step, kind, is_first=not number)
             here += kept * times / chunks
             away += moved * times / chunks
     blocks = sum(len(kinds) * times / chunks for _, kinds, times in step.blocks)
@@ -150,10 +152,8 @@ def _gradients(plan: Plan, tree: tuple[Leaf, ...]) -> tuple[Quantity, Quantity]:
     wide = max(_WIDE, width)
     if plan.sizes[STAGE] > 1:
         own = sum(leaf.elements / leaf.ways for leaf in tree)
-        stage, narrow = (
-            sum(leaf.elements / leaf.ways for leaf in tree if leaf.in_blocks),
-            plan.step.width,
-        )
+        stage = sum(leaf.elements / leaf.ways for leaf in tree if leaf.in_blocks)
+        narrow = plan.step.width
         return (
             _b("gradients", stage * narrow, f"{narrow} B x {stage:,.0f} of a stage"),
             _b("gradient_sums", own * wide, f"{wide} B x {own:,.0f}"),
@@ -239,13 +239,16 @@ def _values(step: Step, kind: str) -> dict[str, float]:
     return found
 
 
-def _kept(step: Step, kind: str) -> tuple[float, float]:
-    """Bytes that one block keeps: on the device, and on the host."""
+def _kept(step: Step, kind: str, *, is_first: bool) -> tuple[float, float]:
+    """Bytes that one block keeps: on the device, and on the host.
+
+    What is computed again is so from the input of a repeat's first block.
+    """
     remat, values = step.model.remat_choices, _values(step, kind)
     own = step.residual / _around(step)
     if remat is not None:
         kept = sum(values.get(name, 0.0) for name in remat.save)
-        return own + kept, sum(values.get(name, 0.0) for name in remat.offload)
+        return own * is_first + kept, sum(values.get(name, 0.0) for name in remat.offload)
     # Besides: what norms read in float32 and give, what the activation function reads and gives.
     rows, width = _widths(step, kind)
     return own + sum(values.values()) + (4 * rows * width * step.width + 8 * own), 0.0
@@ -259,29 +262,49 @@ def _stash(step: Step) -> Quantity:
     return _b("stash", slots * own, f"{slots} inputs of pieces x {own:,.0f} B")
 
 
-def _block(step: Step, chip: ChipConfig) -> Quantity:
-    """The largest block's backward pass: its values again, their gradients, the residual stream."""
-    kinds = {kind for _, kinds, times in step.blocks if times for kind in kinds}
+def _block(step: Step, chip: ChipConfig) -> tuple[Quantity, Quantity]:
+    """The largest block's backward pass: its values again, their gradients, the residual stream.
+
+    Returns that, and of it what experts hold of rows that were sent to them.
+    """
     fused = fused_attention(step.model, sizes=step.sizes, chip=chip)
-    size, formula = max(_block_of(step, kind, fused=fused) for kind in kinds)
-    return _b("block", size, formula)
+    repeats = [_repeat(step, kinds, fused=fused) for _, kinds, _ in step.blocks if kinds]
+    return max(repeats, key=lambda parts: sum(part.value for part in parts))
 
 
-def _block_of(step: Step, kind: str, *, fused: bool) -> tuple[float, str]:
+def _repeat(step: Step, kinds: tuple[str, ...], *, fused: bool) -> tuple[Quantity, Quantity]:
+    """The largest block of a repeat; of the others what was computed again with it."""
+    parts = {kind: _block_of(step, kind, fused=fused) for kind in kinds}
+    largest = max(kinds, key=lambda kind: sum(part.value for part in parts[kind]))
+    block, experts = parts[largest]
+    if not step.recomputes or len(kinds) == 1:
+        return block, experts
+    own = step.residual / _around(step)
+    others = list(kinds)
+    others.remove(largest)
+    more = sum(own + sum(_values(step, kind).values()) for kind in others)
+    return dataclasses.replace(block, value=block.value + more), experts
+
+
+def _block_of(step: Step, kind: str, *, fused: bool) -> tuple[Quantity, Quantity]:
     around, values = _around(step), _values(step, kind)
     # Seven arrays of the stream's size, split or, inside of products, half of them whole.
     stream = (7 / around + 3.5 * (1 - 1 / around)) * step.residual
+    attention = sum(values[name] for name in _OF_ATTENTION) + stream
     rows, width = _widths(step, kind)
-    names = ("query", "key", "value", "attention", "attention_out")
-    attention = sum(values[name] for name in names) + stream
-    wide = sum(values.values()) + stream + 4 * rows * width * step.width
+    feed_forward = sum(values.values()) - sum(values[name] for name in _OF_ATTENTION)
+    # Hidden layer, its factors' gradients and its own.
+    feed_forward += 4 * rows * width * step.width
     if has_experts(kind):
-        wide += 4 * rows * step.model.embed_dim * step.width
-    formula = f"{step.tokens:,.0f} tokens, feed-forward layer"
-    if fused:
-        return wide, formula
-    attention += _scores(step)
-    return max((wide, formula), (attention, f"{step.tokens:,.0f} tokens, attention scores"))
+        feed_forward += 4 * rows * step.model.embed_dim * step.width
+    with_scores = attention + (0.0 if fused else _scores(step))
+    tokens = f"{step.tokens:,.0f} tokens"
+    if with_scores > attention + feed_forward:
+        return _b("block", with_scores, f"{tokens}, attention scores"), _b("experts", 0.0)
+    if has_experts(kind):
+        experts = _b("experts", feed_forward, f"{rows:,.0f} rows, as sent, sorted and returned")
+        return _b("block", attention, f"{tokens}, attention"), experts
+    return _b("block", attention + feed_forward, f"{tokens}, feed-forward layer"), _b("experts", 0)
 
 
 def _scores(step: Step) -> float:
@@ -297,7 +320,7 @@ def _gathered(plan: Plan, tree: tuple[Leaf, ...]) -> Quantity:
     """Weights of two blocks, one in use and one on its way, and a matrix's gradient."""
     width, blocks = plan.step.width, plan.model.repeats
     here = [
-        leaf.elements / blocks / leaf.computing_ways * (plan.sizes[STAGE] if leaf.staged else 1)
+        leaf.elements / blocks / leaf.computing_ways * plan.sizes[STAGE]
         for leaf in tree
         if leaf.in_blocks and leaf.computing_ways < leaf.ways
     ]

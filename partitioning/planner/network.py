@@ -19,18 +19,31 @@ _EXCHANGE = ("all-to-all", "ragged-all-to-all")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Level:
+    """A transfer on one level of the network.
+
+    Attributes:
+      link: its name.
+      sent: bytes that one device sends there.
+      seconds: that this takes.
+    """
+
+    link: str
+    sent: float
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Passage:
     """A transfer on the links that it crosses.
 
     Attributes:
+      levels: innermost first.
       seconds: that it takes, alone on its links.
-      link: the slowest of them.
-      sent: bytes per device over that link.
     """
 
+    levels: tuple[Level, ...]
     seconds: float
-    link: str
-    sent: float
 
 
 def passage(
@@ -42,21 +55,22 @@ def passage(
       transfer: bytes of a step.
       sizes: mesh axis -> devices.
       cluster: its links.
-      times: separate operations that the bytes are moved in; each takes the link's latency.
+      times: separate operations that the bytes are moved in; each takes the links' latency once
+        for every hop of a ring.
     """
-    inside, found = 1, Passage(seconds=0.0, link="", sent=0.0)
-    latency = 0.0
+    inside, levels, latency = 1, [], 0.0
     for link in cluster.links:
         members = members_within(transfer.axes, sizes=sizes, devices=link.devices)
         if members == inside:
             continue
         sent = _sent(transfer, inside=inside, members=members)
-        seconds = sent / (link.bandwidth * link.efficiency * lanes(link, members // inside))
-        latency += times * link.latency
-        if seconds >= found.seconds:
-            found = Passage(seconds=seconds, link=link.name, sent=sent)
+        rate = link.bandwidth * link.efficiency * lanes(link, members // inside)
+        levels.append(Level(link=link.name, sent=sent, seconds=sent / rate))
+        hops = 1 if transfer.kind in _POINT_TO_POINT else _hops(link, members // inside)
+        latency += times * hops * link.latency
         inside = members
-    return dataclasses.replace(found, seconds=found.seconds + latency)
+    slowest = max((level.seconds for level in levels), default=0.0)
+    return Passage(levels=tuple(levels), seconds=slowest + latency)
 
 
 def members_within(axes: tuple[str, ...], *, sizes: Mapping[str, int], devices: int) -> int:
@@ -75,6 +89,12 @@ def lanes(link: LinkConfig, members: int) -> int:
     if link.dimensions == 1 or members <= 4:
         return 1
     return min(link.dimensions, 2 if members <= 32 else 3)
+
+
+def _hops(link: LinkConfig, members: int) -> float:
+    """Returns the hops around a ring of groups, or of a torus once along each of its dimensions."""
+    dimensions = lanes(link, members)
+    return dimensions * (members ** (1 / dimensions) - 1)
 
 
 def _sent(transfer: Transfer, *, inside: int, members: int) -> float:

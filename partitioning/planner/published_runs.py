@@ -78,7 +78,7 @@ class PublishedRun:
     @property
     def is_jax(self) -> bool:
         """Whether it was compiled by XLA, as ours are."""
-        return "AI-Hypercomputer" in self.source
+        return _is_jax(self.source)
 
     @property
     def expected_memory(self) -> float:
@@ -94,7 +94,7 @@ class PublishedRun:
         ours = ("reserved", "shared_weights", "cast_weights", "logits", "gradient_of_logits")
         held = use.total - sum(use.part(name) for name in ours)
         logits = self.plan.step.tokens * self.plan.model.vocab_size / self.plan.sizes["tensor"]
-        passing = ("gradients", "block", "gathered_weights")
+        passing = ("gradients", "block", "experts", "gathered_weights")
         at_loss = held - sum(use.part(name) for name in passing) + 16 * logits
         return max(held, at_loss)
 
@@ -111,16 +111,21 @@ def read_runs(path: pathlib.Path) -> tuple[PublishedRun, ...]:
     Raises:
       ValueError: a line is not as described above.
     """
+    if not path.is_file():
+        raise ValueError(f"There is no file {path}.")
     found: list[PublishedRun] = []
     with path.open(newline="") as file:
-        try:
-            for line in csv.DictReader(text for text in file if not text.startswith("#")):
-                named = {name: (value or "").strip() for name, value in line.items()}
-                if named["source"] == "same" and found:
-                    named["source"] = found[-1].source
+        lines = csv.DictReader(text for text in file if not text.startswith("#"))
+        for number, line in enumerate(lines, start=1):
+            named = {name: (value or "").strip() for name, value in line.items()}
+            if named.get("source") == "same" and found:
+                named["source"] = found[-1].source
+            try:
                 found.append(_run(named))
-        except KeyError as error:
-            raise ValueError(f"{path}: there is no column {error}.") from error
+            except KeyError as error:
+                raise ValueError(f"{path}: there is no column {error}.") from error
+            except ValueError as error:
+                raise ValueError(f"{path}, row {number}: {error}") from error
     return tuple(found)
 
 
@@ -128,7 +133,7 @@ def _run(line: dict[str, str]) -> PublishedRun:
     narrow, memory = line["dtype"] != "bf16", line["memory_gib"]
     devices, sizes = int(line["chips"]), _sizes(line["mesh"])
     if math.prod(sizes.values()) != devices:
-        raise ValueError(f"Row {line['id']}: mesh {line['mesh']!r} is not of {devices} chips.")
+        raise ValueError(f"Mesh {line['mesh']!r} is not of {devices} chips.")
     model = dataclasses.replace(
         _model(line["model"]),
         remat=_remat(line),
@@ -158,6 +163,10 @@ def _run(line: dict[str, str]) -> PublishedRun:
         narrow=narrow,
         source=line["source"],
     )
+
+
+def _is_jax(source: str) -> bool:
+    return "AI-Hypercomputer" in source or "maxtext" in source
 
 
 def _remat(line: dict[str, str]) -> str:
@@ -210,7 +219,7 @@ def _rows(line: dict[str, str], *, sizes: dict[str, int], microbatches: int) -> 
     and in a pipeline by microbatch.
     """
     number, _, of = line["sequences_per_chip"].partition(" ")
-    if "AI-Hypercomputer" in line["source"] and not of:
+    if _is_jax(line["source"]) and not of:
         return int(number) * math.prod(sizes.values())
     replicas = sizes["data"] * sizes["fsdp"] * sizes["expert"]
     return int(number) * replicas * microbatches

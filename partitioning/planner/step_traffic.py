@@ -4,17 +4,14 @@ Standard library only.
 """
 
 import dataclasses
-from typing import TYPE_CHECKING
 
+from partitioning.planner.compute import Compute
 from partitioning.planner.decoder_parameters import parameters
 from partitioning.planner.hardware import ClusterConfig
-from partitioning.planner.network import passage
+from partitioning.planner.network import Level, passage
 from partitioning.planner.plan import Plan
 from partitioning.traffic import expected
 from partitioning.transfers import Transfer
-
-if TYPE_CHECKING:
-    from partitioning.planner.compute import Compute
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,17 +20,20 @@ class AxisTraffic:
 
     Attributes:
       axes: mesh axes, outermost first.
-      link: the slowest that they cross.
-      sent: bytes per device and step over that link.
+      levels: links that they cross, with what is sent there per device and step.
       seconds: that they take.
       exposed: seconds that the step is longer for them.
     """
 
     axes: tuple[str, ...]
-    link: str
-    sent: float
+    levels: tuple[Level, ...]
     seconds: float
     exposed: float
+
+    @property
+    def slowest(self) -> Level:
+        """The link that takes longest."""
+        return max(self.levels, key=lambda level: level.seconds)
 
     @property
     def hidden(self) -> float:
@@ -43,15 +43,14 @@ class AxisTraffic:
     @property
     def formula(self) -> str:
         """The terms."""
+        slowest = self.slowest
         return (
-            f"{self.sent / 1e9:.2f} GB over {self.link} in {self.seconds:.4g} s, "
+            f"{slowest.sent / 1e9:.2f} GB over {slowest.link} in {self.seconds:.4g} s, "
             f"of which {self.hidden:.4g} s hide"
         )
 
 
-def communication(
-    plan: Plan, *, cluster: ClusterConfig, work: "Compute"
-) -> tuple[AxisTraffic, ...]:
+def communication(plan: Plan, *, cluster: ClusterConfig, work: Compute) -> tuple[AxisTraffic, ...]:
     """Returns the traffic of a step by mesh axes."""
     chip = cluster.chip
     moved = expected(
@@ -75,15 +74,28 @@ def communication(
         elif _beside_products(transfer, plan):
             hidden = min(chip.overlap * way.seconds, room)
             room -= hidden
-        before = found.get(transfer.axes)
-        found[transfer.axes] = AxisTraffic(
+        more = AxisTraffic(
             axes=transfer.axes,
-            link=way.link,
-            sent=way.sent + (before.sent if before else 0.0),
-            seconds=way.seconds + (before.seconds if before else 0.0),
-            exposed=way.seconds - hidden + (before.exposed if before else 0.0),
+            levels=way.levels,
+            seconds=way.seconds,
+            exposed=way.seconds - hidden,
         )
+        before = found.get(transfer.axes)
+        found[transfer.axes] = more if before is None else _together(before, more)
     return tuple(found.values())
+
+
+def _together(one: AxisTraffic, other: AxisTraffic) -> AxisTraffic:
+    levels = tuple(
+        Level(link=a.link, sent=a.sent + b.sent, seconds=a.seconds + b.seconds)
+        for a, b in zip(one.levels, other.levels, strict=True)
+    )
+    return AxisTraffic(
+        axes=one.axes,
+        levels=levels,
+        seconds=one.seconds + other.seconds,
+        exposed=one.exposed + other.exposed,
+    )
 
 
 def _between_products(transfer: Transfer) -> bool:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from partitioning.planner.answers import Answer, Quantity, Section
+from partitioning.planner.answers import Answer, Quantity, Section, shown
 from partitioning.planner.command import Given, add
 from partitioning.planner.hardware import ClusterConfig
 from partitioning.planner.memory import device_memory
@@ -116,10 +116,18 @@ def _traffic(found: Prediction) -> tuple[Section, ...]:
     return tuple(
         Section(
             name="_".join(one.axes),
-            title=f"Over {' x '.join(one.axes)}, on {one.link}",
+            title=f"Over {' x '.join(one.axes)}, sent by each device per step",
             quantities=(
-                Quantity(name="sent", value=one.sent, unit="B", formula="by each device, per step"),
-                Quantity(name="takes", value=one.seconds, unit="s"),
+                *(
+                    Quantity(
+                        name=level.link,
+                        value=level.sent,
+                        unit="B",
+                        formula=f"in {shown(level.seconds, 's')}",
+                    )
+                    for level in one.levels
+                ),
+                Quantity(name="takes", value=one.seconds, unit="s", formula="with latencies"),
                 Quantity(name="hidden", value=one.hidden, unit="s"),
                 Quantity(name="exposed", value=one.exposed, unit="s"),
             ),

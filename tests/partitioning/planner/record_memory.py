@@ -51,6 +51,14 @@ LAYOUTS = {
     "8B, fsdp 8, Adafactor": Layout(
         file=_EIGHT, bindings=(*_ONCE, "RunConfig.optimizer=@Adafactor()")
     ),
+    "8B, fsdp 8, windows in every other block": Layout(
+        file=_EIGHT,
+        bindings=(
+            *_TWICE,
+            "DecoderConfig.pattern=('local', 'global')",
+            "DecoderConfig.window=1024",
+        ),
+    ),
     "8B, fsdp 64, all again": Layout(
         file=_EIGHT,
         bindings=(
@@ -82,6 +90,14 @@ LAYOUTS = {
         bindings=("PipelineConfig.chunks=1", "PipelineConfig.schedule='circular'"),
     ),
     "200B, data 4, fsdp 64, tensor 8": Layout(file="configs/runs/dense_200b_2048.gin"),
+    "200B, data 4, fsdp 64, tensor 8, attention kept": Layout(
+        file="configs/runs/dense_200b_2048.gin",
+        bindings=(
+            "DecoderConfig.remat='save:attention'",
+            "DecoderConfig.loss_chunks=8",
+            "DataConfig.global_batch=512",
+        ),
+    ),
     "Mixtral, fsdp 8, expert 8": Layout(file=_EXPERTS),
     "Mixtral, fsdp 8, expert 8, one microbatch": Layout(
         file=_EXPERTS, bindings=("TrainConfig.microbatches=1", "DataConfig.global_batch=64")

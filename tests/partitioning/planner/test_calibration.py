@@ -8,6 +8,8 @@ import pytest
 
 from partitioning.planner.__main__ import main
 from partitioning.planner.calibration import Row, calibrate
+from partitioning.planner.decoder_parameters import count, parameters
+from partitioning.planner.inputs import load_model
 from partitioning.planner.published_runs import FOLDER, read_runs
 
 FITTED, HELD_OUT = calibrate().groups.values()
@@ -15,11 +17,11 @@ HEADER = (FOLDER / "fitted.csv").read_text().splitlines()[0]
 ROW = "1,llama3.1-8b,v6e,8,fsdp8,3,8192,full,bf16,3.443,,,,AI-Hypercomputer/x,"
 
 
-def errors(rows: tuple[Row, ...], *, jax: bool) -> list[float]:
+def errors(rows: tuple[Row, ...], source: str) -> list[float]:
     return [
         abs(row.error)
         for row in rows
-        if row.error is not None and row.run.is_jax == jax and not row.run.narrow
+        if row.error is not None and not row.run.narrow and source in row.run.source.lower()
     ]
 
 
@@ -30,15 +32,16 @@ def written(tmp_path: pathlib.Path, row: str, *, header: str = HEADER) -> str:
 
 
 def test_steps_of_jax_runs_are_within_an_eighth_and_most_far_closer() -> None:
-    for rows, typical, worst in ((FITTED, 0.03, 0.08), (HELD_OUT, 0.06, 0.12)):
-        found = errors(rows, jax=True)
+    for rows, typical, worst in ((FITTED, 0.02, 0.08), (HELD_OUT, 0.03, 0.12)):
+        found = errors(rows, "maxtext") + errors(rows, "-recipes")
+        assert len(found) >= 10
         assert statistics.median(found) < typical
         assert max(found) < worst
 
 
-def test_steps_of_other_frameworks_are_typically_within_a_tenth() -> None:
+def test_steps_of_another_framework_that_compiles_are_within_a_tenth() -> None:
     for rows in (FITTED, HELD_OUT):
-        assert statistics.median(errors(rows, jax=False)) < 0.10
+        assert max(errors(rows, "torchtitan")) < 0.10
 
 
 def test_memory_is_within_a_tenth_wherever_it_was_published() -> None:
@@ -62,6 +65,16 @@ def test_eight_bits_rank_above_sixteen_on_the_same_devices() -> None:
     for narrow, wide in (("u14", "19"), ("u15", "u13")):
         assert rows[narrow].seconds < rows[wide].seconds
         assert rows[narrow].run.seconds < rows[wide].run.seconds
+
+
+def test_published_models_have_their_published_sizes() -> None:
+    sizes = {"7b": 6_738_415_616, "13b": 13_015_864_320, "70b": 68_976_648_192}
+    for name, size in sizes.items():
+        model = load_model([str(FOLDER / "models" / f"llama2-{name}.gin")])
+        assert count(parameters(model)) == size
+    for billions in (16, 32, 64, 128):
+        model = load_model([str(FOLDER / "models" / f"maxtext-{billions}b.gin")])
+        assert count(parameters(model)) == pytest.approx(billions * 1e9, rel=0.03)
 
 
 def test_no_run_is_in_both_files() -> None:
@@ -100,8 +113,9 @@ def test_a_step_is_known_by_its_tokens_or_its_flops_as_well(tmp_path: pathlib.Pa
     ("row", "said"),
     [
         (ROW.replace("llama3.1-8b", "llama9"), "Unknown model 'llama9'"),
-        (ROW.replace("fsdp8", "fsdp4"), "mesh 'fsdp4' is not of 8 chips"),
+        (ROW.replace("fsdp8", "fsdp4"), "row 1: Mesh 'fsdp4' is not of 8 chips"),
         (ROW.replace("fsdp8", "rows8"), "is not a mesh"),
+        (ROW.replace(",8192,", ",long,"), "row 1: invalid literal for int() with base 10: 'long'"),
         (ROW.replace("v6e", "v9"), "--cluster=v9_8: unknown"),
     ],
 )
@@ -112,6 +126,11 @@ def test_a_wrong_row_is_refused(
     assert said in capsys.readouterr().err
 
 
+def test_a_missing_file_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["calibration", "--rows=nowhere.csv"]) == 64
+    assert "There is no file nowhere.csv." in capsys.readouterr().err
+
+
 def test_a_missing_column_is_named(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(ValueError, match="there is no column 'source'"):
+    with pytest.raises(ValueError, match="there is no column 'dtype'"):
         read_runs(pathlib.Path(written(tmp_path, "1", header="id")))

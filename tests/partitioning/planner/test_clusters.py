@@ -1,5 +1,6 @@
 """Cluster files: all load, and the rates are those that measured MFU is computed with."""
 
+import dataclasses
 import pathlib
 import re
 
@@ -34,9 +35,18 @@ def test_peaks_are_those_that_mfu_is_measured_with(name: str) -> None:
         assert peak_flops(pool.chip.device_kind) == pool.chip.peak_flops
 
 
-def test_chips_that_there_are_compilers_for_name_them() -> None:
-    named = {load_cluster(name).chip.target for name in NAMES if name != "mixed"} - {""}
-    assert named == set(TARGETS) - {"cpu"}
+@pytest.mark.parametrize("name", NAMES)
+def test_a_chip_that_there_is_a_compiler_for_names_it(name: str) -> None:
+    for pool in load_fleet(name).pools:
+        expected = pool.chip.name if pool.chip.name in TARGETS else pool.chip.target
+        assert pool.chip.target == expected
+        assert pool.chip.target in {*TARGETS, ""}
+
+
+def test_a_fleet_has_its_clusters_as_their_own_files_do() -> None:
+    for pool in load_fleet("mixed").pools:
+        alone = load_cluster(f"{pool.name}_{pool.devices}")
+        assert pool == dataclasses.replace(alone, per_host=pool.per_host)
 
 
 def test_the_example_in_the_guide_is_a_cluster(tmp_path: pathlib.Path) -> None:

@@ -31,15 +31,19 @@ def taken(kind: str, axis: str, *, payload: float = 1e9, times: float = 1.0, **m
     return passage(transfer, sizes=on, cluster=CLUSTER, times=times)
 
 
+def slowest(found) -> str:
+    return max(found.levels, key=lambda level: level.seconds).link
+
+
 def test_the_innermost_axis_stays_inside_a_host() -> None:
     found = taken("all-gather", "tensor", tensor=8, fsdp=64)
-    assert found.link == "nvlink"
+    assert slowest(found) == "nvlink"
     assert found.seconds == pytest.approx(1e9 * 7 / 8 / NVLINK)
 
 
 def test_an_axis_outside_of_full_hosts_uses_the_network_alone() -> None:
     found = taken("all-gather", "fsdp", tensor=8, fsdp=64)
-    assert found.link == "infiniband"
+    assert slowest(found) == "infiniband"
     assert found.seconds == pytest.approx(1e9 * 63 / 64 / INFINIBAND)
 
 
@@ -51,13 +55,14 @@ def test_members_of_a_host_share_what_crosses_the_network() -> None:
 
 def test_an_exchange_sends_its_own_rows_over_the_network() -> None:
     found = taken("all-to-all", "expert", expert=16)
-    assert found.sent == pytest.approx(1e9 * 8 / 16)
-    assert found.link == "infiniband"
+    assert [level.link for level in found.levels] == ["nvlink", "infiniband"]
+    assert found.levels[-1].sent == pytest.approx(1e9 * 8 / 16)
+    assert slowest(found) == "infiniband"
 
 
 def test_a_permutation_goes_as_far_as_its_neighbour() -> None:
-    assert taken("collective-permute", "stage", stage=4, tensor=8).link == "infiniband"
-    assert taken("collective-permute", "stage", stage=2, tensor=4).link == "nvlink"
+    assert slowest(taken("collective-permute", "stage", stage=4, tensor=8)) == "infiniband"
+    assert slowest(taken("collective-permute", "stage", stage=2, tensor=4)) == "nvlink"
 
 
 def test_a_reduction_to_all_moves_twice_as_much() -> None:
@@ -72,13 +77,36 @@ def test_a_torus_offers_more_dimensions_to_larger_groups() -> None:
     assert [lanes(cube, members) for members in (4, 16, 64, 512)] == [1, 2, 3, 3]
 
 
-def test_each_operation_takes_the_latency() -> None:
-    slow = dataclasses.replace(
-        CLUSTER, links=tuple(dataclasses.replace(link, latency=1e-3) for link in CLUSTER.links)
+def slow(**latencies: float):
+    links = tuple(
+        dataclasses.replace(link, latency=latencies.get(link.name, 0.0)) for link in CLUSTER.links
     )
-    transfer = Transfer(kind="all-gather", axes=("tensor",), group=8, payload=8.0, why="x")
-    found = passage(transfer, sizes=sizes(tensor=8), cluster=slow, times=10)
-    assert found.seconds == pytest.approx(10e-3, rel=1e-3)
+    return dataclasses.replace(CLUSTER, links=links)
+
+
+@pytest.mark.parametrize(
+    ("kind", "axis", "mesh", "hops"),
+    [
+        ("all-gather", "tensor", {"tensor": 8}, 7),
+        ("all-gather", "fsdp", {"fsdp": 64, "tensor": 8}, 63),
+        ("reduce-scatter", "fsdp", {"fsdp": 64}, 7 + 7),
+        ("collective-permute", "stage", {"stage": 4, "tensor": 8}, 1),
+    ],
+)
+def test_each_operation_takes_a_hop_s_latency_around_the_ring(kind, axis, mesh, hops) -> None:
+    on = sizes(**mesh)
+    transfer = Transfer(kind=kind, axes=(axis,), group=on[axis], payload=8.0, why="x")
+    cluster = slow(nvlink=1e-3, infiniband=1e-3)
+    found = passage(transfer, sizes=on, cluster=cluster, times=10)
+    assert found.seconds == pytest.approx(10 * hops * 1e-3, rel=1e-3)
+
+
+def test_a_torus_is_crossed_along_its_dimensions() -> None:
+    pod = dataclasses.replace(load_cluster("v6e_256"), links=load_cluster("v6e_256").links)
+    on = sizes(fsdp=256)
+    transfer = Transfer(kind="all-gather", axes=("fsdp",), group=256, payload=8.0, why="x")
+    hop = pod.links[0].latency
+    assert passage(transfer, sizes=on, cluster=pod).seconds == pytest.approx(30 * hop, rel=1e-3)
 
 
 POWERS = st.sampled_from([1, 2, 4, 8, 16])

@@ -64,6 +64,7 @@ def test_a_step_says_where_its_time_goes(capsys: pytest.CaptureFixture[str]) -> 
         found["step"]["seconds"]["value"]
     )
     assert found["tensor"]["exposed"]["value"] == found["waterfall"]["exposed_tensor"]["value"]
+    assert found["fsdp"]["infiniband"]["value"] > 10e9
     rate, price = found["step"]["tokens_per_second"]["value"], 512 * 2.0 / 3600
     money = found["step"]["money_per_1e9_tokens"]["value"]
     assert money == pytest.approx(1e9 / rate * price)
