@@ -178,7 +178,7 @@ def _exposed(prediction: Prediction) -> Iterator[Finding]:
             yield _warn(
                 "communication",
                 f"{share:.0%} of the step is predicted to wait for transfers over "
-                f"{'+'.join(axis.axes)} ({axis.link}). Try {advice}.",
+                f"{'+'.join(axis.axes)} ({axis.slowest.link}). Try {advice}.",
             )
 
 
