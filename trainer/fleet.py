@@ -36,8 +36,7 @@ def load_fleet(name: str, *, bindings: tuple[str, ...] = ()) -> FleetConfig:
     bindings = (*devices, *bindings)
     fleet = re.search(r"^FleetConfig\.", path.read_text(), re.MULTILINE)
     root = FleetConfig if fleet else ClusterConfig
-    schema = Schema(root, {cls.__name__: cls for cls in CLASSES}, frozenset())
-    built = config.build([str(path)], bindings, schema=schema)[0].instance
+    built = config.build([str(path)], bindings, schema=schema(root))[0].instance
     return cast(FleetConfig, built) if fleet else FleetConfig(pools=(cast(ClusterConfig, built),))
 
 
@@ -51,6 +50,11 @@ def cluster_of(accelerator: str, *, devices: int) -> str | None:
     kind = accelerator.removeprefix("tpu-").replace("-", "_")
     kind = _ALSO.get(kind, kind)
     return f"{kind}_{devices}" if kind in cluster_names() else None
+
+
+def schema(root: type) -> Schema:
+    """Returns what files of clusters may bind, with ``root`` built of them."""
+    return Schema(root, {cls.__name__: cls for cls in CLASSES}, frozenset())
 
 
 def cluster_names() -> list[str]:

@@ -8,9 +8,39 @@ from collections.abc import Sequence
 
 from launch.contract import ExitCode
 from partitioning.planner.command import PROGRAM, Parser
-from partitioning.planner.commands import calibration, prediction, shapes
+from partitioning.planner.commands import (
+    advise,
+    calibration,
+    errata,
+    failing,
+    layouts,
+    links,
+    paying,
+    prediction,
+    review,
+    runs,
+    shapes,
+    sheet,
+    simulate,
+    throughput,
+)
 
-COMMANDS = (shapes, prediction, calibration)
+COMMANDS = (
+    advise,
+    prediction,
+    simulate,
+    shapes,
+    layouts,
+    links,
+    throughput,
+    failing,
+    runs,
+    paying,
+    sheet,
+    review,
+    errata,
+    calibration,
+)
 """Modules that register commands, in the order of the help."""
 
 _DESCRIPTION = """\
@@ -19,15 +49,20 @@ what the documents print where that differs, and why. COMMAND --help has example
 """
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns its exit status."""
+def parser() -> Parser:
+    """Returns the parser of all commands; what it parses has ``run``, which takes it."""
     top = Parser(
         prog=PROGRAM, description=_DESCRIPTION, formatter_class=argparse.RawTextHelpFormatter
     )
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for module in COMMANDS:
         module.register(commands)
-    given = top.parse_args(argv)
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit status."""
+    given = parser().parse_args(argv)
     try:
         report = given.run(given)
         plain = report.as_dict(given.policy) if given.json else None

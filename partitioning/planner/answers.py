@@ -7,6 +7,7 @@ which of the two is the answer, and both are always shown. Standard library only
 
 import dataclasses
 import math
+import textwrap
 from typing import Any, Literal, Protocol
 
 Policy = Literal["right", "book"]
@@ -72,11 +73,13 @@ class Section:
       name: key in JSON.
       title: heading.
       quantities: in the order in which they are shown.
+      text: what has no number, one paragraph each; shown before the quantities.
     """
 
     name: str
     title: str
-    quantities: tuple[Quantity, ...]
+    quantities: tuple[Quantity, ...] = ()
+    text: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,7 +102,9 @@ class Answer:
         """Returns the answer as a table."""
         lines = [self.title]
         for section in self.sections:
-            lines += ["", section.title]
+            lines += ["", *textwrap.wrap(section.title, 98)]
+            for paragraph in section.text:
+                lines += textwrap.wrap(paragraph, 96, initial_indent="  ", subsequent_indent="  ")
             lines += [f"  {line}" for line in _rows(section.quantities, policy)]
         if self.notes:
             lines += ["", *self.notes]
@@ -110,10 +115,7 @@ class Answer:
         return {
             "title": self.title,
             "policy": policy,
-            "sections": {
-                section.name: {q.name: _plain(q, policy) for q in section.quantities}
-                for section in self.sections
-            },
+            "sections": {section.name: _contents(section, policy) for section in self.sections},
             "notes": list(self.notes),
         }
 
@@ -129,12 +131,22 @@ def shown(value: float, unit: str) -> str:
     if unit == "B":
         decimal, binary = _scaled(value, _SCALES["B"]), _scaled(value, _BINARY)
         return f"{decimal or f'{value:g} B'}{f' ({binary})' if binary else ''}"
+    if unit == "s" and 86_400 <= abs(value) < 3 * 86_400:
+        return f"{value / 3600:.4g} h"
     if unit in _SCALES:
         return _scaled(value, _SCALES[unit]) or f"{value:.4g} {unit}"
     number = f"{value:,.0f}" if float(value).is_integer() else f"{value:,.4g}"
     if not float(value).is_integer() and abs(value) >= 10_000:
         number = f"{value:,.1f}"
     return f"{number} {unit}".rstrip()
+
+
+def amount(value: float) -> str:
+    """Returns a number for a formula: 70e9, 989e12, 4,096, 0.125."""
+    if value and abs(value) >= 1e6:
+        power = int(math.log10(abs(value)) // 3 * 3)
+        return f"{value / 10**power:.6g}e{power}"
+    return f"{value:,.6g}"
 
 
 def _scaled(value: float, scales: tuple[tuple[float, str], ...]) -> str:
@@ -181,6 +193,11 @@ def _other(quantity: Quantity, policy: Policy) -> str:
         else (quantity.book, quantity.book_formula)
     )
     return f"{shown(value, quantity.unit)}{f' = {formula}' if formula else ''}"
+
+
+def _contents(section: Section, policy: Policy) -> dict[str, Any]:
+    contents: dict[str, Any] = {q.name: _plain(q, policy) for q in section.quantities}
+    return contents | ({"text": list(section.text)} if section.text else {})
 
 
 def _plain(quantity: Quantity, policy: Policy) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from launch.contract import ExitCode
-from partitioning.planner.answers import Report
+from partitioning.planner.answers import Report, Section
 
 PROGRAM = "python -m partitioning.planner"
 _DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
@@ -62,6 +62,12 @@ def add(
     return one
 
 
+def group(commands: Any, name: str, help_text: str) -> Any:
+    """Adds a command that consists of others; returns what these are added to."""
+    one = commands.add_parser(name, help=help_text, description=f"{help_text}.")
+    return one.add_subparsers(dest="what", metavar="WHAT", required=True)
+
+
 def number(text: str) -> float:
     """Reads a decimal amount: 7e9, 70B, 1.5T, 100k.
 
@@ -80,6 +86,42 @@ def tokens(text: str) -> int:
     return round(_read(text, _BINARY, "4194304 or 4M, which is the same"))
 
 
+def seconds(text: str) -> float:
+    """Reads a duration: 90, 450ms, 10min, 4h, 30d.
+
+    Raises:
+      ArgumentTypeError: it is none, or negative.
+    """
+    match = re.fullmatch(r"([0-9]+\.?[0-9]*)(ms|s|min|h|d|)", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a duration; write 450ms, 90s, 10min, 4h or 30d."
+        )
+    return (
+        float(match[1]) * {"": 1, "ms": 1e-3, "s": 1, "min": 60, "h": 3600, "d": 86_400}[match[2]]
+    )
+
+
+def counted(text: str) -> int:
+    """Reads a whole number that may be 0.
+
+    Raises:
+      ArgumentTypeError: it is none.
+    """
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number.")
+    return int(text)
+
+
+def several(read: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
+    """Returns a reader of values with commas between them: 512,1024."""
+
+    def values(text: str) -> tuple[Any, ...]:
+        return tuple(read(one) for one in text.split(","))
+
+    return values
+
+
 def positive(text: str) -> int:
     """Reads a positive whole number.
 
@@ -89,6 +131,24 @@ def positive(text: str) -> int:
     if not text.isdigit() or not int(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number.")
     return int(text)
+
+
+def amount(text: str) -> float:
+    """Reads a decimal amount that may be 0.
+
+    Raises:
+      ArgumentTypeError: it is none, or negative.
+    """
+    return 0.0 if re.fullmatch(r"0+(\.0*)?", text) else number(text)
+
+
+def count(text: str) -> int:
+    """Reads a whole number that may be 0.
+
+    Raises:
+      ArgumentTypeError: it is none, or negative.
+    """
+    return 0 if text == "0" else positive(text)
 
 
 def share(text: str) -> float:
@@ -114,3 +174,18 @@ def _read(text: str, scales: dict[str, int], example: str) -> float:
     if value <= 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not positive.")
     return value
+
+
+def chosen(sections: Sequence[Section], names: str) -> tuple[Section, ...]:
+    """Returns the sections with these names, between commas; all if there are none.
+
+    Raises:
+      ValueError: one of them does not exist.
+    """
+    wanted = [name for name in names.split(",") if name]
+    known = {section.name.lower(): section for section in sections}
+    if unknown := [name for name in wanted if name.lower() not in known]:
+        raise ValueError(
+            f"There is no {', '.join(unknown)}; there are {', '.join(s.name for s in sections)}."
+        )
+    return tuple(known[name.lower()] for name in wanted) or tuple(sections)

@@ -142,9 +142,12 @@ def test_every_rule_set_has_its_row():
 
 
 def test_every_page_with_examples_is_run_by_a_test():
-    """Others: test_configuration.py, test_docs.py of checkpoints, tests/launch, tests/slurm and
-    tests/partitioning/planner."""
-    found = {path.stem for path in (REPOSITORY / "docs").glob("*.md") if pages.examples(path.stem)}
+    """Others: test_configuration.py, test_docs.py of checkpoints, tests/launch and tests/slurm.
+
+    What the planner writes into a page is seen by tests/partitioning/planner/.
+    """
+    stems = (path.stem for path in (REPOSITORY / "docs").glob("*.md"))
+    found = {stem for stem in stems if any(e.note != "planner" for e in pages.examples(stem))}
     ours = {
         "adding_a_dataset",
         "adding_a_model",

@@ -8,7 +8,8 @@ import pathlib
 
 import pytest
 
-from trainer import config, config_lint, config_parser, config_record, config_schema
+from partitioning.planner.hardware import ClusterConfig
+from trainer import config, config_lint, config_parser, config_record, config_schema, fleet
 from trainer.config_parser import REPOSITORY
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
@@ -33,5 +34,7 @@ PARTS = sorted(path for path in (REPOSITORY / "configs").glob("*/*.gin") if path
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_every_part_binds_only_what_exists_with_the_right_types(part):
-    checked = config_lint.check(config_parser.read([str(part)]), schema=config_schema.standard())
+    is_cluster = part.parent.name == "clusters"
+    schema = fleet.schema(ClusterConfig) if is_cluster else config_schema.standard()
+    checked = config_lint.check(config_parser.read([str(part)]), schema=schema)
     assert not checked.problems, "\n".join(map(str, checked.problems))

@@ -1,0 +1,229 @@
+"""``advise``: the best plans for a model on a cluster; writes a run file."""
+
+import argparse
+import dataclasses
+import math
+import pathlib
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from partitioning.planner.advice import Advice, Constraint, constraints
+from partitioning.planner.answers import Policy
+from partitioning.planner.command import Given, add, positive, tokens
+from partitioning.planner.drawing import draw
+from partitioning.planner.hardware import ClusterConfig
+from partitioning.planner.inputs import Parts, decoder_of, load_inputs, rule_file
+from partitioning.planner.plan_file import Source, gin_text, write
+from partitioning.planner.search import Evaluations, search
+from partitioning.planner.search_space import FIXABLE, RULE_SETS, Question
+from partitioning.planner.verification import verified
+from trainer.fleet import load_fleet
+
+_WORDS = ("remat", "rules", "context_attention")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Advices:
+    """What is advised for each pool of a fleet; a Report.
+
+    Attributes:
+      pools: best pool first.
+      drawing: how the best plan lies on its devices; empty if not asked for.
+    """
+
+    pools: tuple[Advice, ...]
+    drawing: str = ""
+
+    @property
+    def exit_code(self) -> int:
+        """64 where nothing fits anywhere."""
+        return min(advice.exit_code for advice in self.pools)
+
+    def show(self, policy: Policy) -> str:
+        """Returns the advice for people."""
+        texts = [advice.show(policy) for advice in self.pools]
+        return "\n\n".join([*texts, *([self.drawing] if self.drawing else [])])
+
+    def as_dict(self, policy: Policy) -> dict[str, Any]:
+        """Returns the advice for ``--json``."""
+        return {"pools": [advice.as_dict(policy) for advice in self.pools]}
+
+
+def register(commands: Any) -> None:
+    """Adds the command."""
+    one = add(
+        commands,
+        "advise",
+        "Searches meshes (DP, FSDP, HSDP, ZeRO-1, tensor, pipeline, expert and context "
+        "parallelism), microbatches and rematerialisation for a model on all devices of a "
+        "cluster; shows the best, why others lost, and what your constraints cost; writes a gin "
+        "file that trainer.main takes. Leaves with 64 if nothing fits.",
+        [
+            "advise --gin_file=configs/models/llama3_8b.gin --cluster=h100_8 "
+            "--tokens_per_batch=512K",
+            "advise --gin_file=configs/models/llama3_70b.gin --cluster=h100_512 "
+            "--tokens_per_batch=4M \\\n    --fix=tensor=8 --out=plan.gin",
+            "advise --gin_file=configs/runs/llama3_70b_512.gin --cluster=h100_512 --verify=3",
+        ],
+        run=_advise,
+    )
+    one.add_argument("--gin_file", action="append", required=True, help="Of a model or a run.")
+    one.add_argument(
+        "--gin_bindings", action="append", default=[], help="NAME=VALUE, as for trainer.main."
+    )
+    one.add_argument("--cluster", required=True, help="Such as h100_512; or a gin file.")
+    one.add_argument(
+        "--tokens_per_batch",
+        type=tokens,
+        help="Tokens of a step, 4M = 4,194,304; default: a run's.",
+    )
+    one.add_argument("--seq_len", type=tokens, help="Tokens of a row; default: a run's, or 8192.")
+    one.add_argument(
+        "--fix",
+        action="append",
+        default=[],
+        type=_fixed,
+        metavar="NAME=VALUE",
+        help=f"Keep this; may be repeated. NAME: {', '.join(FIXABLE)}.",
+    )
+    one.add_argument("--rank", choices=("time", "money"), default="time")
+    one.add_argument("--top", type=positive, default=10, help="Plans to show (10).")
+    one.add_argument("--out", type=pathlib.Path, help="Write the best plan as a run file.")
+    one.add_argument("--draw", action="store_true", help="Draw the best plan on its hosts.")
+    one.add_argument(
+        "--verify",
+        type=positive,
+        metavar="N",
+        help="Compile the N best for the real chip, without devices, and rank them again.",
+    )
+
+
+def _advise(given: Given) -> Advices:
+    sources = load_inputs(given.gin_file, given.gin_bindings)
+    fleet = load_fleet(given.cluster)
+    pools = [_of_pool(given, sources, pool, several=len(fleet.pools) > 1) for pool in fleet.pools]
+    pools.sort(key=lambda advice: _rank(advice))
+    best = pools[0].outcome
+    if given.out and best.fitting:
+        text = gin_text(best.fitting[0], source=_source(given, sources, best.asked.cluster))
+        write(given.out, text)
+        pools[0] = dataclasses.replace(pools[0], written=str(given.out))
+    drawing = ""
+    if given.draw and best.fitting:
+        drawing = draw(best.fitting[0].plan.sizes, cluster=best.asked.cluster)
+    return Advices(pools=tuple(pools), drawing=drawing)
+
+
+def _of_pool(given: Given, sources: Any, cluster: ClusterConfig, *, several: bool) -> Advice:
+    asked, notes = _question(given, sources, cluster)
+    if several or sys.stderr.isatty():
+        print(f"Searching {cluster.devices} x {cluster.chip.name} ...", file=sys.stderr)  # noqa: T201
+    start = time.monotonic()
+    evaluations = Evaluations(cluster)
+    outcome = search(asked, evaluations=evaluations, rank=given.rank)
+    if given.verify and outcome.fitting:
+        source = _source(given, sources, cluster)
+        outcome, said = verified(outcome, most=given.verify, source=source, rank=given.rank)
+        notes += said
+    costs: tuple[Constraint, ...] = ()
+    if outcome.fitting:
+        best = outcome.fitting[0]
+        costs = tuple(constraints(asked, best, evaluations=evaluations, rank=given.rank))
+    return Advice(
+        outcome=outcome,
+        constraints=costs,
+        rank=given.rank,
+        top=given.top,
+        seconds=time.monotonic() - start,
+        notes=tuple(notes),
+    )
+
+
+def _rank(advice: Advice) -> float:
+    fitting = advice.outcome.fitting
+    if not fitting:
+        return math.inf
+    return fitting[0].seconds if advice.rank == "time" else fitting[0].cost
+
+
+def _question(given: Given, sources: Any, cluster: ClusterConfig) -> tuple[Question, list[str]]:
+    """Returns the question and what to mind about it.
+
+    Raises:
+      ValueError: a batch is missing, or shorter than a row.
+    """
+    is_run = not isinstance(sources, Parts)
+    length = given.seq_len or (sources.data.sequence_length if is_run else 8192)
+    wanted = given.tokens_per_batch or (
+        sources.data.global_batch * sources.data.sequence_length if is_run else None
+    )
+    if wanted is None:
+        raise ValueError(
+            "--tokens_per_batch is missing: a model file does not say it. Write "
+            "--tokens_per_batch=4M, or give a run file."
+        )
+    rows = round(wanted / length)
+    if rows < 1:
+        raise ValueError(
+            f"--tokens_per_batch={wanted} is less than one row of {length} tokens; give more, or a "
+            "smaller --seq_len."
+        )
+    notes = []
+    if rows * length != wanted:
+        notes.append(
+            f"{wanted:,} tokens are no whole number of rows: {rows} rows of {length:,} are "
+            f"{rows * length:,}."
+        )
+    files, bindings = given.gin_file, given.gin_bindings
+    tables = {}
+    for name in RULE_SETS:
+        table = load_inputs([*files, rule_file(name)], bindings)
+        tables[name] = table.rules
+    return (
+        Question(
+            model=decoder_of(sources) if is_run else sources.model,
+            optimizer=sources.optimizer,
+            tables=tables,
+            cluster=cluster,
+            rows=rows,
+            length=length,
+            fixed=_together(given.fix),
+        ),
+        notes,
+    )
+
+
+def _source(given: Given, sources: Any, cluster: ClusterConfig) -> Source:
+    name = given.cluster
+    return Source(
+        files=tuple(given.gin_file),
+        bindings=tuple(given.gin_bindings),
+        is_run=not isinstance(sources, Parts),
+        cluster=name,
+        devices=cluster.devices,
+    )
+
+
+def _together(pairs: list[tuple[str, int | str]]) -> Mapping[str, int | str]:
+    """Raises ValueError where one name is fixed to two values."""
+    found: dict[str, int | str] = {}
+    for name, value in pairs:
+        if found.get(name, value) != value:
+            raise ValueError(f"--fix={name} is given twice: {found[name]} and {value}.")
+        found[name] = value
+    return found
+
+
+def _fixed(text: str) -> tuple[str, int | str]:
+    name, separator, value = text.partition("=")
+    if name not in FIXABLE or not separator:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: write NAME=VALUE with one of {', '.join(FIXABLE)}."
+        )
+    if name in _WORDS:
+        return name, value
+    if not value.isdigit() or (name != "offload" and not int(value)):
+        raise argparse.ArgumentTypeError(f"{text!r}: {name} is a positive whole number.")
+    return name, int(value)
