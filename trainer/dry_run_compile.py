@@ -154,22 +154,22 @@ def _memory(
     rows, length = run.data.global_batch, run.data.sequence_length
     inputs = abstract_batch(program, rows=rows, length=length)
     batch = sum(table.row_of(name, leaf).bytes_per_device for name, leaf in inputs.items())
-    peak = float(sum(state.values()) + batch)
+    needed = float(sum(state.values()) + batch)
     if refusal is not None and refusal.needed is not None:
-        peak = refusal.needed
+        needed = refusal.needed
     elif measured is not None:
         # TPU's compiler refuses what does not fit, so that its own account is the right one.
         by_itself = chip.vendor == "google" and measured.reported
-        peak = measured.reported if by_itself else measured.peak
+        needed = measured.reported if by_itself else measured.peak
         host += measured.host
     elif formula is not None:
-        peak = formula.total - formula.part("reserved")
+        needed = formula.total - formula.part("reserved")
         host = max(host, formula.host)
     return MemoryTable(
         state=state,
         batch=batch,
         temporary=measured.temporary if measured is not None else None,
-        peak=peak,
+        needed=needed,
         limit=chip.memory,
         reserved=chip.reserved,
         host=host,
@@ -229,7 +229,7 @@ def _fits(
     by = "by formula" if tier == "cpu" else "as compiled"
     named = None if refusal is None else refusal.available
     room = memory.room if named is None else named
-    needed = f"{shown(memory.peak, 'B')} of {shown(room, 'B')} on each device, {by}"
+    needed = f"{shown(memory.needed, 'B')} of {shown(room, 'B')} on each device, {by}"
     if memory.reserved and named is None:
         needed += f"; {shown(memory.reserved, 'B')} more are the runtime's"
     if memory.fits:
@@ -249,7 +249,7 @@ def _fits(
 
 def _preallocated(memory: MemoryTable, *, tier: Tier) -> Iterator[Finding]:
     """Says where jax's own share of a GPU's memory is smaller than what is needed."""
-    share = memory.peak / memory.limit
+    share = memory.needed / memory.limit
     if tier != "cuda" or not memory.fits or share <= PREALLOCATED:
         return
     enough = min(_MOST_PREALLOCATED, math.ceil(100 * (share + 0.02)) / 100)

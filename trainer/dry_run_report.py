@@ -27,7 +27,7 @@ class MemoryTable:
       state: group of the state -> bytes, exact.
       batch: of the batch, exact.
       temporary: everything between, by the compiler; None where it was not asked or refused.
-      peak: the most that a step takes, by the best that is known.
+      needed: the most of all, by the best that is known.
       limit: bytes that the device has.
       reserved: share of them that runtime and libraries take.
       host: bytes in host memory.
@@ -38,7 +38,7 @@ class MemoryTable:
     state: Mapping[str, int]
     batch: int
     temporary: int | None
-    peak: float
+    needed: float
     limit: int
     reserved: int
     host: float
@@ -53,7 +53,7 @@ class MemoryTable:
     @property
     def fits(self) -> bool:
         """Whether it does not take more."""
-        return not self.refused and self.peak <= self.room
+        return not self.refused and self.needed <= self.room
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -165,7 +165,7 @@ def _verdict_line(found: DryRun) -> str:
     if found.errors:
         return f"It cannot work: {len(found.errors)} error(s), above."
     assert found.memory is not None
-    needed, room = show_bytes(found.memory.peak), show_bytes(found.memory.room)
+    needed, room = show_bytes(found.memory.needed), show_bytes(found.memory.room)
     return f"It fits: {needed} of {room} on each device."
 
 
@@ -184,7 +184,7 @@ def _memory_lines(memory: MemoryTable) -> list[str]:
     ]
     rows.append(("reserved", show_bytes(memory.reserved), _maybe(reserved)))
     total = None if memory.formula is None else memory.formula.total
-    needed = memory.peak + memory.reserved
+    needed = memory.needed + memory.reserved
     rows.append((f"in all, of {show_bytes(memory.limit)}", show_bytes(needed), _maybe(total)))
     if memory.host:
         rows.append(("in host memory", show_bytes(memory.host), ""))
@@ -255,7 +255,7 @@ def _memory_dict(memory: MemoryTable | None) -> dict[str, Any] | None:
         "state": dict(memory.state),
         "batch": memory.batch,
         "temporary": memory.temporary,
-        "peak": memory.peak,
+        "needed": memory.needed,
         "limit": memory.limit,
         "reserved": memory.reserved,
         "host": memory.host,

@@ -64,11 +64,10 @@ def _verdict(candidate: Candidate, source: Source) -> Verdict:
         said = f"not verified: {str(error).splitlines()[0]}"
         return Verdict(fits=None, prediction=candidate.prediction, said=said)
     peak, fits = float(found["memory"]["peak"]), bool(found["fits"])
-    formula = candidate.memory.total - candidate.memory.part("reserved")
     prediction = _counted(candidate, found["traffic"])
     said = (
         f"{shown(candidate.plan)}, remat {candidate.plan.model.remat}: compiled, "
-        f"{peak / 1e9:.1f} GB against {formula / 1e9:.1f} by formula, "
+        f"{peak / 1e9:.1f} GB against {candidate.memory.total / 1e9:.1f} by formula, "
         f"{'fits' if fits else 'does NOT fit'}; {prediction.seconds:.3f} s a step with the bytes "
         "that were counted."
     )
@@ -98,14 +97,11 @@ def _dry_run(candidate: Candidate, source: Source) -> dict[str, Any]:
 
 
 def _counted(candidate: Candidate, traffic: list[dict[str, Any]]) -> Prediction:
-    """Returns the prediction with exposed communication in proportion to counted bytes.
-
-    Nothing is counted where the compiler found no room, or is CPU's.
-    """
+    """Returns the prediction with exposed communication in proportion to counted bytes."""
     ratios = {
         f"exposed_{'_'.join(row['axes'])}": row["counted"] / row["formula"]
         for row in traffic
-        if row["formula"] and row["counted"]
+        if row["formula"]
     }
     waterfall = tuple(
         dataclasses.replace(part, value=part.value * ratios.get(part.name, 1.0))
