@@ -63,7 +63,7 @@ def _verdict(candidate: Candidate, source: Source) -> Verdict:
     except (subprocess.TimeoutExpired, ValueError) as error:
         said = f"not verified: {str(error).splitlines()[0]}"
         return Verdict(fits=None, prediction=candidate.prediction, said=said)
-    peak, fits = float(found["memory"]["peak"]), bool(found["fits"])
+    peak, fits = float(found["memory"]["needed"]), bool(found["fits"])
     prediction = _counted(candidate, found["traffic"])
     said = (
         f"{shown(candidate.plan)}, remat {candidate.plan.model.remat}: compiled, "
@@ -89,7 +89,7 @@ def _dry_run(candidate: Candidate, source: Source) -> dict[str, Any]:
         )
     try:
         found: dict[str, Any] = json.loads(done.stdout)
-        _ = found["fits"], found["memory"]["peak"], found["traffic"]
+        _ = found["fits"], found["memory"]["needed"], found["traffic"]
     except (KeyError, TypeError, ValueError):
         told = (done.stderr.strip() or done.stdout.strip() or "no word").splitlines()[-1]
         raise ValueError(told) from None
