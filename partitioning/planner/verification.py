@@ -97,11 +97,14 @@ def _dry_run(candidate: Candidate, source: Source) -> dict[str, Any]:
 
 
 def _counted(candidate: Candidate, traffic: list[dict[str, Any]]) -> Prediction:
-    """Returns the prediction with exposed communication in proportion to counted bytes."""
+    """Returns the prediction with exposed communication in proportion to counted bytes.
+
+    Nothing is counted where the compiler found no room, or is CPU's.
+    """
     ratios = {
         f"exposed_{'_'.join(row['axes'])}": row["counted"] / row["formula"]
         for row in traffic
-        if row["formula"]
+        if row["formula"] and row["counted"]
     }
     waterfall = tuple(
         dataclasses.replace(part, value=part.value * ratios.get(part.name, 1.0))

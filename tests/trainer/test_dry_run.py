@@ -88,7 +88,7 @@ def test_the_object_has_its_keys_whatever_happened():
     assert set(good) == set(bad) == KEYS
     assert (good["fits"], bad["fits"]) == (True, False)
     assert (good["exit_code"], bad["exit_code"]) == (0, 64)
-    assert good["memory"]["formula"]["parts"]["parameters"] > 0
+    assert good["memory"]["needed"] > good["memory"]["formula"]["parts"]["parameters"] > 0
     assert good["traffic"][0]["ratio"] == pytest.approx(1.0, rel=0.1)
     assert good["predicted"]["cost"] > 0
     assert good["checkpoint"]["interval_steps"] > 0

@@ -91,6 +91,13 @@ def test_what_could_not_be_compiled_stays_behind_what_could(monkeypatch) -> None
     assert found.fitting[2].plan == outcome().fitting[0].plan
 
 
+def test_where_nothing_was_counted_the_prediction_stays(monkeypatch) -> None:
+    uncounted = compiled()
+    uncounted["traffic"] = [{**row, "counted": None} for row in uncounted["traffic"]]
+    found, _, _ = verified(monkeypatch, lambda _: uncounted, most=1)
+    assert found.fitting[0].seconds == pytest.approx(outcome().fitting[0].seconds)
+
+
 def test_each_plan_is_compiled_from_the_file_that_would_be_written(monkeypatch) -> None:
     _, _, asked = verified(monkeypatch, lambda _: compiled(), most=2)
     for text, candidate in zip(asked, outcome().fitting, strict=False):
