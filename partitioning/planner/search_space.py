@@ -2,7 +2,8 @@
 
 A plan is left out where the trainer would refuse it (sizes that do not divide), and where no one
 would want it: tensor parallelism across hosts, rows cut shorter than ``_SHORTEST_SHARE`` tokens,
-three ways to split a model at once beside experts. What the user fixes is taken, even there. Imports no jax.
+three ways to split a model at once beside experts. What the user fixes is taken, even there.
+Imports no jax.
 """
 
 import dataclasses
@@ -111,7 +112,7 @@ def layouts(asked: Question) -> Iterator[Layout]:
                     for rules, data in _shardings(asked, inner, left):
                         sizes = {**inner, "data": data, "fsdp": left // data}
                         ordered = tuple((axis, sizes[axis]) for axis in AXES)
-                        for schedule, chunks in _pieces(asked, stage):
+                        for schedule, chunks in _pieces(asked, inner):
                             yield Layout(
                                 rules=rules, sizes=ordered, chunks=chunks, schedule=schedule
                             )
@@ -303,16 +304,17 @@ def _rule_set(inner: Mapping[str, int]) -> str:
     return "ep" if inner["expert"] > 1 else "fsdp_tp"
 
 
-def _pieces(asked: Question, stage: int) -> Iterator[tuple[ScheduleName, int]]:
+def _pieces(asked: Question, inner: Mapping[str, int]) -> Iterator[tuple[ScheduleName, int]]:
     """Yields (schedule, chunks).
 
-    With one chunk "circular" has the bubble of 1F1B and holds more.
+    With one chunk "circular" has the bubble of 1F1B and holds more; beside experts it is left out.
     """
     for schedule in get_args(ScheduleName):
         if not asked.allows("schedule", schedule):
             continue
-        for chunks in _chunks(asked, stage):
-            if schedule == "1f1b" or chunks > 1 or "schedule" in asked.fixed:
+        for chunks in _chunks(asked, inner["stage"]):
+            useful = schedule == "1f1b" or (chunks > 1 and inner["expert"] == 1)
+            if useful or "schedule" in asked.fixed:
                 yield schedule, chunks
 
 
