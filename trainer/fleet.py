@@ -14,7 +14,7 @@ from trainer import config, config_parser
 from trainer.config_schema import Schema
 
 FOLDER = config_parser.REPOSITORY / "configs" / "clusters"
-_ALSO = {"a100": "a100_80", "7x": "tpu7x", "v7x": "tpu7x", "v5_lite": "v5e", "v6": "v6e"}
+_ALSO = {"a100": "a100_80gb", "7x": "tpu7x", "v7x": "tpu7x", "v5_lite": "v5e", "v6": "v6e"}
 """Other names of kinds."""
 
 CLASSES = (FleetConfig, ClusterConfig, ChipConfig, LinkConfig)
