@@ -48,8 +48,9 @@ def cluster_of(accelerator: str, *, devices: int) -> str | None:
       devices: how many.
     """
     kind = accelerator.removeprefix("tpu-").replace("-", "_")
-    kind = _ALSO.get(kind, kind)
-    return f"{kind}_{devices}" if kind in cluster_names() else None
+    names = (_ALSO.get(kind, kind), f"{kind}gb")
+    known = next((name for name in names if name in cluster_names()), None)
+    return f"{known}_{devices}" if known else None
 
 
 def schema(root: type) -> Schema:
