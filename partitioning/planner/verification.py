@@ -64,10 +64,11 @@ def _verdict(candidate: Candidate, source: Source) -> Verdict:
         said = f"not verified: {str(error).splitlines()[0]}"
         return Verdict(fits=None, prediction=candidate.prediction, said=said)
     peak, fits = float(found["memory"]["needed"]), bool(found["fits"])
+    formula = candidate.memory.total - candidate.memory.part("reserved")
     prediction = _counted(candidate, found["traffic"])
     said = (
         f"{shown(candidate.plan)}, remat {candidate.plan.model.remat}: compiled, "
-        f"{peak / 1e9:.1f} GB against {candidate.memory.total / 1e9:.1f} by formula, "
+        f"{peak / 1e9:.1f} GB against {formula / 1e9:.1f} by formula, "
         f"{'fits' if fits else 'does NOT fit'}; {prediction.seconds:.3f} s a step with the bytes "
         "that were counted."
     )
