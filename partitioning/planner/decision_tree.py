@@ -108,9 +108,7 @@ def answer(outcome: Outcome) -> Answer:
         sections.append(_section("example", title, job, other, outcome))
     notes = []
     if other and tree.stage == 1:
-        notes = [
-            "E10: the tree adds stages only where the state does not fit; its example does so."
-        ]
+        notes = ["E10: the tree adds stages only where state does not fit; the example has them."]
     return Answer(title="By the book", sections=tuple(sections), notes=tuple(notes))
 
 

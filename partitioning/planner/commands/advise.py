@@ -59,7 +59,7 @@ def register(commands: Any) -> None:
         "Searches meshes (DP, FSDP, HSDP, ZeRO-1, tensor, pipeline, expert and context "
         "parallelism), microbatches and rematerialisation for a model on all devices of a "
         "cluster; shows the best, why others lost, and what your constraints cost; writes a gin "
-        "file that trainer.main takes. --policy=book shows the chapter's decision tree beside them. "
+        "file that trainer.main takes. --policy=book shows the chapter's decision tree, too. "
         "Leaves with 64 if nothing fits.",
         [
             "advise --gin_file=configs/models/llama3_8b.gin --cluster=h100_8 "
