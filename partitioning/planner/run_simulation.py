@@ -233,10 +233,18 @@ class _Run:
         return max((kind.restart for kind in self.case.classes), default=0.0)
 
     def _save(self) -> bool:
-        """Stands still for the snapshots that are due; False if a failure comes first."""
+        """Stands still for the snapshots that are due; False if a failure comes first.
+
+        A tier whose last save is still being written leaves this one out.
+        """
         number = self.number + 1
-        due = [tier for tier in self.case.tiers if number % tier.every == 0]
         begun = self.now
+        due = [
+            tier
+            for tier in self.case.tiers
+            if number % tier.every == 0
+            and all(save.counts_at <= begun for save in self.saves[tier.name])
+        ]
         end = begun + sum(tier.blocked for tier in due)
         self.now = min(end, self.next_failure)
         self.saving += self.now - begun
@@ -245,9 +253,7 @@ class _Run:
         self.number = number
         for tier in due:
             save = _Save(self.progress, begun + max(tier.written, tier.blocked), tier)
-            kept = [s for s in self.saves[tier.name] if s.counts_at > begun][-1:]
-            newest = [s for s in self.saves[tier.name] if s.counts_at <= begun][-1:]
-            self.saves[tier.name] = [*newest, *kept, save]
+            self.saves[tier.name] = [*self.saves[tier.name][-1:], save]
         return True
 
     def _recover(self) -> None:

@@ -111,6 +111,5 @@ def test_the_simulation_agrees_with_what_a_run_that_was_killed_measured(chaos):
         "lost work": (simulated.lost, recorded.lost),
         "stand-still": (simulated.still, recorded.still * len(recorded.timelines)),
     }
-    print(close, recorded)
     for name, (here, there) in close.items():
         assert here == pytest.approx(there, rel=TOLERANCE), (name, recorded)

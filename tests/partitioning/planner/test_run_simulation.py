@@ -127,6 +127,14 @@ def test_what_is_lost_is_at_most_an_interval_and_what_was_not_yet_written() -> N
     assert mean == pytest.approx(RUN.interval / 2 + written, rel=0.2)
 
 
+def test_a_write_longer_than_the_interval_is_finished_before_the_next_begins() -> None:
+    tier = Tier(name="store", blocked=5.0, written=2000.0, restore=15.0)
+    run = simulate(dataclasses.replace(RUN, interval=50.0, tiers=(tier,)), seed=5)
+    assert 0 < max(r.lost for r in run.recoveries) <= 2 * tier.written + 50.0
+    saves = run.saving / tier.blocked
+    assert saves <= run.wall / tier.written + len(run.recoveries) + 1
+
+
 def test_without_spares_the_run_waits_for_repairs() -> None:
     none = simulate(dataclasses.replace(RUN, spares=0, repair=3600.0), seed=2)
     some = simulate(dataclasses.replace(RUN, spares=4, repair=3600.0), seed=2)
