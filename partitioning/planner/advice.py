@@ -205,7 +205,8 @@ def _table(found: Sequence[Candidate]) -> list[str]:
         ("", "step", "MFU", "tokens/s", "$/1e9 tokens", "memory", "mesh", "rules", "micro", "remat")
     ]
     for place, c in enumerate(found, 1):
-        chunks = f" in {c.layout.chunks} chunks" if c.layout.chunks > 1 else ""
+        schedule = "" if c.layout.schedule == "1f1b" else f" {c.layout.schedule}"
+        chunks = f" in {c.layout.chunks} chunks{schedule}" if c.layout.chunks > 1 else schedule
         cells.append(
             (
                 f"{place}.",

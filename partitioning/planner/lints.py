@@ -27,6 +27,9 @@ WASTE = 0.01
 BUBBLE = 0.15
 EXPOSED = 0.25
 LEAST_TOKENS = 1024
+FEW_FAILURES = 0.1
+"""Failures to expect of a whole run, below which it need not save on their account."""
+
 OFF = 3.0
 """How many times longer or shorter than the best an interval between checkpoints may be."""
 
@@ -182,8 +185,8 @@ def _exposed(prediction: Prediction) -> Iterator[Finding]:
 def _interval(outlook: RunOutlook) -> Iterator[Finding]:
     """Says whether a failure costs too much work, or saving too much time."""
     best, every = outlook.interval_steps, outlook.every or outlook.steps
-    failures = outlook.hours * 3600 / outlook.mtbf
-    if failures < 0.1 and outlook.every == 0:
+    fails = outlook.hours * 3600 > FEW_FAILURES * outlook.mtbf
+    if not fails and outlook.every == 0:
         return
     about = (
         f"a checkpoint of {shown(outlook.checkpoint, 'B')} takes "
@@ -191,7 +194,7 @@ def _interval(outlook: RunOutlook) -> Iterator[Finding]:
         f"{shown(outlook.mtbf, 's')} is expected: CheckpointConfig.every={best} loses least"
     )
     given = f"CheckpointConfig.every={outlook.every}"
-    if every > OFF * best and outlook.steps > best:
+    if fails and every > OFF * best:
         lost = min(every, outlook.steps) * outlook.step_seconds / 2
         yield _warn("interval", f"{given} loses {shown(lost, 's')} of work per failure; {about}.")
     elif every * outlook.step_seconds < outlook.interval / OFF:

@@ -51,6 +51,7 @@ def gin_text(candidate: Candidate, *, source: Source) -> str:
         f"DataConfig.global_batch = {plan.work.rows}",
         f"DataConfig.sequence_length = {plan.work.length}",
         f"TrainConfig.microbatches = {plan.work.microbatches}",
+        f"PipelineConfig.schedule = {plan.work.pipeline.schedule!r}",
         f"PipelineConfig.chunks = {plan.work.pipeline.chunks}",
         f"DecoderConfig.remat = {plan.model.remat!r}",
         f"DecoderConfig.loss_chunks = {plan.model.loss_chunks}",

@@ -36,7 +36,7 @@ _NAMES = {
     "llama3.1-405b": "llama3_405b",
     "mixtral-8x7b": "mixtral_8x7b",
 }
-_CHIPS = {"a100-80gb": "a100_80", "h100-80gb": "h100", "h100-96gb (500 W)": "h100_96"}
+_CHIPS = {"a100-80gb": "a100_80gb", "h100-80gb": "h100", "h100-96gb (500 W)": "h100_96gb"}
 _REMAT = {
     "": "save:query,key,value,attention,attention_out",
     "selective-op": "save:query,value,attention,mlp_up",

@@ -128,31 +128,13 @@ def search(
     refused: list[Refused] = []
     looked_at = 0
     for layout in layouts(asked):
-        least: Refused | None = None
-        found = False
+        tried = _Tried(asked, layout, evaluations, rank, endless_memory)
         for remat in remats(asked, layout):
-            best: Candidate | None = None
-            for plan in plans(asked, layout, remat=remat):
-                memory = evaluations.memory(layout, plan)
-                looked_at += 1
-                if not memory.fits and not endless_memory:
-                    if least is None or memory.total < least.memory.total:
-                        least = Refused(layout=layout, plan=plan, memory=memory)
-                    continue
-                found = True
-                candidate = Candidate(
-                    layout=layout,
-                    plan=plan,
-                    memory=memory,
-                    prediction=evaluations.prediction(layout, plan),
-                    price=asked.cluster.price,
-                )
-                if best is None or order(candidate, rank) < order(best, rank):
-                    best = candidate
-                if layout.mesh["stage"] == 1:
-                    break  # there is no bubble that more microbatches would fill
-            fitting += [best] if best else []
-        refused += [least] if least and not found else []
+            if tried.every_plan_fits(remat):
+                break  # what holds less only computes more
+        fitting += tried.fitting
+        refused += [tried.least] if tried.least and not tried.fitting else []
+        looked_at += tried.looked_at
     if not looked_at:
         raise ValueError(_nothing(asked))
     return Outcome(
@@ -163,11 +145,53 @@ def search(
     )
 
 
+@dataclasses.dataclass
+class _Tried:
+    """What was found of one layout."""
+
+    asked: Question
+    layout: Layout
+    evaluations: Evaluations
+    rank: Rank
+    endless_memory: bool
+    fitting: list[Candidate] = dataclasses.field(default_factory=list)
+    least: Refused | None = None
+    looked_at: int = 0
+
+    def every_plan_fits(self, remat: str) -> bool:
+        """Adds the best plan with a rematerialisation; whether none of its plans was too large."""
+        found: list[Candidate] = []
+        refused = False
+        for plan in plans(self.asked, self.layout, remat=remat):
+            memory = self.evaluations.memory(self.layout, plan)
+            self.looked_at += 1
+            if not memory.fits and not self.endless_memory:
+                refused = True
+                if self.least is None or memory.total < self.least.memory.total:
+                    self.least = Refused(layout=self.layout, plan=plan, memory=memory)
+                continue
+            found.append(
+                Candidate(
+                    layout=self.layout,
+                    plan=plan,
+                    memory=memory,
+                    prediction=self.evaluations.prediction(self.layout, plan),
+                    price=self.asked.cluster.price,
+                )
+            )
+            if self.layout.mesh["stage"] == 1:
+                break  # there is no bubble that more microbatches would fill
+        if found:
+            self.fitting.append(min(found, key=lambda candidate: order(candidate, self.rank)))
+        return bool(found) and not refused
+
+
 def choices(plan: Plan, *, rules: str) -> dict[str, int | str]:
     """Returns what a plan chose of everything that can be fixed."""
     return {
         **plan.sizes,
         "microbatches": plan.work.microbatches,
+        "schedule": plan.work.pipeline.schedule,
         "chunks": plan.work.pipeline.chunks,
         "remat": plan.model.remat,
         "rules": rules,
@@ -192,8 +216,9 @@ def distinct(found: Iterable[Candidate]) -> tuple[Candidate, ...]:
     for candidate in found:
         mesh = candidate.layout.mesh
         inner = tuple(mesh[axis] for axis in ("stage", "expert", "context", "tensor"))
-        chunks, remat = candidate.layout.chunks, candidate.plan.model.remat
-        best.setdefault((inner, chunks, remat, candidate.layout.rules), candidate)
+        layout, remat = candidate.layout, candidate.plan.model.remat
+        key = (inner, layout.chunks, layout.schedule, remat, layout.rules)
+        best.setdefault(key, candidate)
     return tuple(best.values())
 
 

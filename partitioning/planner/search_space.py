@@ -2,18 +2,19 @@
 
 A plan is left out where the trainer would refuse it (sizes that do not divide), and where no one
 would want it: tensor parallelism across hosts, rows cut shorter than ``_SHORTEST_SHARE`` tokens,
-idle devices. What is fixed by the user is taken, even there. Imports no jax.
+three ways to split a model at once beside experts. What the user fixes is taken, even there.
+Imports no jax.
 """
 
 import dataclasses
 import functools
 import math
 from collections.abc import Iterator, Mapping
-from typing import cast
+from typing import cast, get_args
 
 from models.decoder_config import ContextAttention, DecoderConfig, has_experts
 from models.remat import SELECTIVE
-from partitioning.mesh_config import AXES, PipelineConfig, RulesConfig
+from partitioning.mesh_config import AXES, PipelineConfig, RulesConfig, ScheduleName
 from partitioning.planner.hardware import ClusterConfig
 from partitioning.planner.plan import Plan
 from partitioning.sequence_layout import granularity
@@ -23,7 +24,10 @@ from trainer.optimizer_config import OptimizerConfig
 RULE_SETS = ("fsdp_tp", "zero1", "pp", "cp", "ep")
 """Files of configs/partitioning that plans are made of."""
 
-FIXABLE = (*AXES, "microbatches", "chunks", "remat", "rules", "context_attention", "offload")
+FIXABLE = (
+    *(*AXES, "microbatches", "schedule", "chunks", "remat", "rules", "context_attention"),
+    "offload",
+)
 """What the user may fix."""
 
 OFFLOADED = f"offload:{','.join(SELECTIVE)}"
@@ -75,11 +79,13 @@ class Layout:
       rules: rule set.
       sizes: mesh axis -> devices.
       chunks: pieces of the model on each stage.
+      schedule: of the pipeline.
     """
 
     rules: str
     sizes: tuple[tuple[str, int], ...]
     chunks: int = 1
+    schedule: ScheduleName = "1f1b"
 
     @functools.cached_property
     def mesh(self) -> dict[str, int]:
@@ -100,12 +106,16 @@ def layouts(asked: Question) -> Iterator[Layout]:
             for context in _contexts(asked, devices // tensor // stage, tensor=tensor):
                 for expert in _experts(asked, devices // tensor // stage // context):
                     inner = {"tensor": tensor, "stage": stage, "context": context, "expert": expert}
+                    if _too_many_ways(asked, inner):
+                        continue
                     left = devices // math.prod(inner.values())
                     for rules, data in _shardings(asked, inner, left):
-                        for chunks in _chunks(asked, stage):
-                            sizes = {**inner, "data": data, "fsdp": left // data}
-                            ordered = tuple((axis, sizes[axis]) for axis in AXES)
-                            yield Layout(rules=rules, sizes=ordered, chunks=chunks)
+                        sizes = {**inner, "data": data, "fsdp": left // data}
+                        ordered = tuple((axis, sizes[axis]) for axis in AXES)
+                        for schedule, chunks in _pieces(asked, inner):
+                            yield Layout(
+                                rules=rules, sizes=ordered, chunks=chunks, schedule=schedule
+                            )
 
 
 def plans(asked: Question, layout: Layout, *, remat: str) -> Iterator[Plan]:
@@ -150,7 +160,7 @@ def _plan(
         rows=asked.rows,
         length=asked.length,
         microbatches=microbatches,
-        pipeline=PipelineConfig(chunks=layout.chunks),
+        pipeline=PipelineConfig(schedule=layout.schedule, chunks=layout.chunks),
     )
     offload = bool(asked.fixed.get("offload", asked.optimizer.offload))
     optimizer = asked.optimizer
@@ -243,6 +253,11 @@ def _experts(asked: Question, devices: int) -> Iterator[int]:
     yield from (size for size in _divisors(math.gcd(count, devices)))
 
 
+def _too_many_ways(asked: Question, inner: Mapping[str, int]) -> bool:
+    split = [axis for axis in inner if inner[axis] > 1]
+    return inner["expert"] > 1 and len(split) > 2 and not any(a in asked.fixed for a in split)
+
+
 def _shardings(asked: Question, inner: Mapping[str, int], left: int) -> Iterator[tuple[str, int]]:
     """Yields (rule set, replicas) for the devices that tensor, stage, context and expert leave.
 
@@ -287,6 +302,20 @@ def _rule_set(inner: Mapping[str, int]) -> str:
     if inner["context"] > 1:
         return "cp"
     return "ep" if inner["expert"] > 1 else "fsdp_tp"
+
+
+def _pieces(asked: Question, inner: Mapping[str, int]) -> Iterator[tuple[ScheduleName, int]]:
+    """Yields (schedule, chunks).
+
+    With one chunk "circular" has the bubble of 1F1B and holds more; beside experts it is left out.
+    """
+    for schedule in get_args(ScheduleName):
+        if not asked.allows("schedule", schedule):
+            continue
+        for chunks in _chunks(asked, inner["stage"]):
+            useful = schedule == "1f1b" or (chunks > 1 and inner["expert"] == 1)
+            if useful or "schedule" in asked.fixed:
+                yield schedule, chunks
 
 
 def _chunks(asked: Question, stage: int) -> Iterator[int]:

@@ -63,11 +63,12 @@ def _verdict(candidate: Candidate, source: Source) -> Verdict:
     except (subprocess.TimeoutExpired, ValueError) as error:
         said = f"not verified: {str(error).splitlines()[0]}"
         return Verdict(fits=None, prediction=candidate.prediction, said=said)
-    peak, fits = float(found["memory"]["peak"]), bool(found["fits"])
+    peak, fits = float(found["memory"]["needed"]), bool(found["fits"])
+    formula = candidate.memory.total - candidate.memory.part("reserved")
     prediction = _counted(candidate, found["traffic"])
     said = (
         f"{shown(candidate.plan)}, remat {candidate.plan.model.remat}: compiled, "
-        f"{peak / 1e9:.1f} GB against {candidate.memory.total / 1e9:.1f} by formula, "
+        f"{peak / 1e9:.1f} GB against {formula / 1e9:.1f} by formula, "
         f"{'fits' if fits else 'does NOT fit'}; {prediction.seconds:.3f} s a step with the bytes "
         "that were counted."
     )
@@ -89,7 +90,7 @@ def _dry_run(candidate: Candidate, source: Source) -> dict[str, Any]:
         )
     try:
         found: dict[str, Any] = json.loads(done.stdout)
-        _ = found["fits"], found["memory"]["peak"], found["traffic"]
+        _ = found["fits"], found["memory"]["needed"], found["traffic"]
     except (KeyError, TypeError, ValueError):
         told = (done.stderr.strip() or done.stdout.strip() or "no word").splitlines()[-1]
         raise ValueError(told) from None
@@ -97,11 +98,14 @@ def _dry_run(candidate: Candidate, source: Source) -> dict[str, Any]:
 
 
 def _counted(candidate: Candidate, traffic: list[dict[str, Any]]) -> Prediction:
-    """Returns the prediction with exposed communication in proportion to counted bytes."""
+    """Returns the prediction with exposed communication in proportion to counted bytes.
+
+    Nothing is counted where the compiler found no room, or is CPU's.
+    """
     ratios = {
         f"exposed_{'_'.join(row['axes'])}": row["counted"] / row["formula"]
         for row in traffic
-        if row["formula"]
+        if row["formula"] and row["counted"]
     }
     waterfall = tuple(
         dataclasses.replace(part, value=part.value * ratios.get(part.name, 1.0))

@@ -21,7 +21,7 @@ from partitioning.planner.search_space import FIXABLE, RULE_SETS, Question
 from partitioning.planner.verification import verified
 from trainer.fleet import load_fleet
 
-_WORDS = ("remat", "rules", "context_attention")
+_WORDS = ("remat", "rules", "schedule", "context_attention")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -57,3 +57,11 @@ def test_the_example_in_the_guide_is_a_cluster(tmp_path: pathlib.Path) -> None:
     path.write_text(example)
     found = load_cluster(str(path))
     assert (found.name, found.devices, found.chip.name) == ("ours", 1024, "h100")
+
+
+def test_no_name_of_a_kind_reads_like_another_kind_and_a_number() -> None:
+    """h100_96 would be 96 devices to everyone, and the H100 with 96 GB to the file of that name."""
+    names = cluster_names()
+    for name in names:
+        kind, _, count = name.rpartition("_")
+        assert not (count.isdigit() and kind), name
