@@ -68,8 +68,8 @@ class Case:
       spares: hosts that wait to be used.
       repair: seconds until a host that failed is a spare again.
       horizon: seconds after which the run is looked at, done or not.
-      schedule: seconds since the run began, ascending, at which it fails, of the first class; empty:
-        at random, as often as the classes say. What a recording has, may be played again.
+      schedule: seconds since the run began, ascending, at which it fails, as a recording has them;
+        all are of the first class. Empty: at random, as often as the classes say.
     """
 
     devices: int
