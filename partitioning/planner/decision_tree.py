@@ -108,7 +108,7 @@ def answer(outcome: Outcome) -> Answer:
         sections.append(_section("example", title, job, other, outcome))
     notes = []
     if other and tree.stage == 1:
-        notes = ["E10: the tree adds stages only where state does not fit; the example has them."]
+        notes = ["E10: the tree adds stages only where state does not fit; the example has four."]
     return Answer(title="By the book", sections=tuple(sections), notes=tuple(notes))
 
 
@@ -127,7 +127,7 @@ def terms(job: Job, layout: Layout) -> tuple[Quantity, ...]:
             formula=f"16 B x {amount(job.parameters)} / {layout.devices:,}",
             book=job.by_the_book(layout),
             book_formula=f"16 B x {amount(job.parameters)} / {layout.data}",
-            note="E27: what shards the layers and rows shards the state, too",
+            note="E27: tensor and pipeline parallelism divide the state, too",
         ),
     ]
     if layout.stage > 1:

@@ -42,6 +42,11 @@ def register(commands: Any) -> None:
     one.add_argument("--seq_len", type=tokens, default=8192, help="Tokens of a row (8192).")
 
 
+def key(way: str) -> str:
+    """Returns the name of a way's time in the answer."""
+    return way.lower().replace(" + ", "_").replace(" ", "_")
+
+
 def _compare(given: Given) -> Answer:
     found = [
         (f"{pathlib.Path(file).stem}, {name}", _searched(given, file, name))
@@ -92,8 +97,5 @@ def _row(outcome: Outcome, also: tuple[str, ...]) -> tuple[Quantity, ...]:
     return (
         Quantity(name="step", value=best, unit="s"),
         Quantity(name="mfu", value=mfu, unit="share"),
-        *(
-            Quantity(name=way.replace(" + ", "_").replace(" ", "_"), value=s / best, unit="x")
-            for way, s in times.items()
-        ),
+        *(Quantity(name=key(way), value=s / best, unit="x") for way, s in times.items()),
     )
