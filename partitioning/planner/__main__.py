@@ -11,6 +11,7 @@ from partitioning.planner.command import PROGRAM, Parser
 from partitioning.planner.commands import (
     advise,
     calibration,
+    compare,
     errata,
     failing,
     layouts,
@@ -27,6 +28,7 @@ from partitioning.planner.commands import (
 
 COMMANDS = (
     advise,
+    compare,
     prediction,
     simulate,
     shapes,

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from launch.contract import ExitCode
+from partitioning.planner import decision_tree
 from partitioning.planner import search as searching
 from partitioning.planner.answers import Policy, Quantity, shown
 from partitioning.planner.decoder_parameters import count, parameters
@@ -16,7 +17,6 @@ from partitioning.planner.plan import Plan
 from partitioning.planner.search import Candidate, Evaluations, Outcome, Rank, Refused, families
 from partitioning.planner.search_space import OFFLOADED, Question
 
-_TERMS = 3
 _REFUSED = 6
 _LOSERS = 10
 
@@ -45,7 +45,6 @@ class Advice:
       constraints: what was given, and what it costs.
       rank: by what plans are ranked.
       top: how many plans are shown.
-      seconds: how long the search took.
       notes: what to mind.
       written: the plan file, if one was written.
     """
@@ -54,7 +53,6 @@ class Advice:
     constraints: tuple[Constraint, ...]
     rank: Rank
     top: int
-    seconds: float
     notes: tuple[str, ...] = ()
     written: str = ""
 
@@ -64,13 +62,16 @@ class Advice:
         return 0 if self.outcome.fitting else int(ExitCode.CONFIGURATION)
 
     def show(self, policy: Policy) -> str:
-        """Returns the advice for people."""
-        del policy  # a prediction has no second opinion
+        """Returns the advice for people; by the book with the chapter's decision tree."""
+        tree = ["", decision_tree.answer(self.outcome).show(policy)] if policy == "book" else []
+        return "\n".join([*self._lines(), *tree])
+
+    def _lines(self) -> list[str]:
         found = self.outcome
         lines = [_asked(found.asked), self._effort(), ""]
         if not found.fitting:
             lines += ["Nothing fits.", *_impossible(found), *_not_fitting(found.refused)]
-            return "\n".join(lines)
+            return lines
         best = found.fitting[0]
         lines += [*_table(searching.distinct(found.fitting)[: self.top]), ""]
         lines += ["Of plans that differ only in data x fsdp, the best is shown.", ""]
@@ -87,12 +88,12 @@ class Advice:
             lines += ["", *self.notes]
         if self.written:
             lines += ["", f"Written: {self.written}"]
-        return "\n".join(lines)
+        return lines
 
     def as_dict(self, policy: Policy) -> dict[str, Any]:
         """Returns the advice for ``--json``."""
-        del policy
         found = self.outcome
+        tree = {"tree": decision_tree.answer(found).as_dict(policy)} if policy == "book" else {}
         return {
             "cluster": found.asked.cluster.name,
             "devices": found.asked.cluster.devices,
@@ -106,12 +107,13 @@ class Advice:
             "constraints": [dataclasses.asdict(c) for c in self.constraints],
             "notes": list(self.notes),
             "written": self.written,
+            **tree,
         }
 
     def _effort(self) -> str:
         found = self.outcome
         fitting = f"{len(found.fitting)} layouts fit, {len(found.refused)} do not"
-        return f"Looked at {found.looked_at:,} plans in {self.seconds:.1f} s: {fitting}."
+        return f"Looked at {found.looked_at:,} plans: {fitting}."
 
 
 def constraints(
@@ -247,18 +249,13 @@ def _parts(parts: Sequence[Quantity]) -> list[str]:
 
 
 def _losers(best: Candidate, ways: Mapping[str, Candidate]) -> list[str]:
-    mine = {q.name: q.value for q in best.prediction.waterfall}
     others = [(name, other) for name, other in ways.items() if other is not best]
     lines = []
     for name, other in others[:_LOSERS]:
-        theirs = {q.name: q.value for q in other.prediction.waterfall}
-        more = {key: theirs.get(key, 0.0) - mine.get(key, 0.0) for key in {*mine, *theirs}}
-        worst = sorted(((v, k) for k, v in more.items() if v > 0), reverse=True)[:_TERMS]
-        why = ", ".join(f"{key.replace('_', ' ')} +{shown(v, 's')}" for v, key in worst)
         lines.append(
             f"  {name} ({searching.shown(other.plan)}, {other.plan.work.microbatches} "
             f"microbatches, remat {_remat(other.plan)}): {other.seconds / best.seconds:.2f}x "
-            f"the time: {why}"
+            f"the time: {searching.why_slower(best, other)}"
         )
     if len(others) > _LOSERS:
         lines.append(f"  and {len(others) - _LOSERS} more ways, all slower (--json has them).")

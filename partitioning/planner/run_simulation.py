@@ -68,6 +68,8 @@ class Case:
       spares: hosts that wait to be used.
       repair: seconds until a host that failed is a spare again.
       horizon: seconds after which the run is looked at, done or not.
+      schedule: seconds since the run began, ascending, at which it fails, as a recording has them;
+        all are of the first class. Empty: at random, as often as the classes say.
     """
 
     devices: int
@@ -80,6 +82,7 @@ class Case:
     stragglers: Stragglers = Stragglers()
     spares: int = 0
     repair: float = 4 * 3600.0
+    schedule: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.interval <= 0 or self.work <= 0 or self.devices < 1:
@@ -89,6 +92,11 @@ class Case:
             )
         if not self.tiers or self.tiers[0].every != 1:
             raise ValueError("The first tier saves at every interval (every=1).")
+        if self.schedule and (not self.classes or sorted(self.schedule) != list(self.schedule)):
+            raise ValueError(
+                f"schedule={self.schedule}: times must ascend, and be of a class; there are "
+                f"{len(self.classes)} classes."
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -170,7 +178,8 @@ class _Run:
         self.recoveries: list[Recovery] = []
         self.rates = {kind: kind.rate * case.devices / WEEK for kind in case.classes}
         self.straggler_rate = case.stragglers.rate * case.devices / WEEK
-        self.next_failure = self._wait(sum(self.rates.values()))
+        self.scheduled = iter(case.schedule)
+        self.next_failure = self._failure()
         self.next_straggler = self._wait(self.straggler_rate)
 
     def run(self) -> Simulated:
@@ -224,10 +233,18 @@ class _Run:
         return max((kind.restart for kind in self.case.classes), default=0.0)
 
     def _save(self) -> bool:
-        """Stands still for the snapshots that are due; False if a failure comes first."""
+        """Stands still for the snapshots that are due; False if a failure comes first.
+
+        A tier whose last save is still being written leaves this one out.
+        """
         number = self.number + 1
-        due = [tier for tier in self.case.tiers if number % tier.every == 0]
         begun = self.now
+        due = [
+            tier
+            for tier in self.case.tiers
+            if number % tier.every == 0
+            and all(save.counts_at <= begun for save in self.saves[tier.name])
+        ]
         end = begun + sum(tier.blocked for tier in due)
         self.now = min(end, self.next_failure)
         self.saving += self.now - begun
@@ -236,16 +253,16 @@ class _Run:
         self.number = number
         for tier in due:
             save = _Save(self.progress, begun + max(tier.written, tier.blocked), tier)
-            kept = [s for s in self.saves[tier.name] if s.counts_at > begun][-1:]
-            newest = [s for s in self.saves[tier.name] if s.counts_at <= begun][-1:]
-            self.saves[tier.name] = [*newest, *kept, save]
+            self.saves[tier.name] = [*self.saves[tier.name][-1:], save]
         return True
 
     def _recover(self) -> None:
         begun = self.now
         kinds = list(self.rates)
-        kind = self.chance.choices(kinds, weights=[self.rates[k] for k in kinds])[0]
-        self.next_failure = self.now + self._wait(sum(self.rates.values()))
+        kind = kinds[0]
+        if not self.case.schedule:
+            kind = self.chance.choices(kinds, weights=[self.rates[k] for k in kinds])[0]
+        self.next_failure = self._failure()
         save = self._newest(kind)
         back, tier = (save.progress, save.tier) if save else (0.0, self.case.tiers[-1])
         lost = self.progress - back
@@ -283,7 +300,7 @@ class _Run:
                 break
             faults += 1
             self.now = max(self.now, self.next_failure)
-            self.next_failure = self.now + self._wait(sum(self.rates.values()))
+            self.next_failure = self._failure()
         self.now = end
         self.next_straggler = self.now + self._wait(self.straggler_rate)
         self.still += self.now - begun
@@ -312,6 +329,12 @@ class _Run:
         waited = ready - self.now
         self.now = ready
         return waited
+
+    def _failure(self) -> float:
+        """Returns when the next one comes."""
+        if self.case.schedule:
+            return next(self.scheduled, math.inf)
+        return self.now + self._wait(sum(self.rates.values()))
 
     def _wait(self, rate: float) -> float:
         return self.chance.expovariate(rate) if rate else math.inf

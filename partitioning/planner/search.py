@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Literal
 
+from partitioning.planner import answers
 from partitioning.planner.hardware import ClusterConfig
 from partitioning.planner.memory import MemoryUse, device_memory
 from partitioning.planner.plan import Plan
@@ -15,6 +16,7 @@ from partitioning.planner.step_time import Prediction, predict
 
 Rank = Literal["time", "money"]
 HOUR = 3600.0
+_TERMS = 3
 _Key = tuple[Layout, str, int, str, bool]
 
 
@@ -262,3 +264,11 @@ def family(layout: Layout) -> str:
 def shown(plan: Plan) -> str:
     """Returns the axes of a mesh that have more than one device."""
     return " x ".join(f"{a}={n}" for a, n in plan.sizes.items() if n > 1) or "one device"
+
+
+def why_slower(best: Candidate, other: Candidate) -> str:
+    """Returns the terms in which a plan's step takes longer than the best one's, largest first."""
+    mine, theirs = ({q.name: q.value for q in c.prediction.waterfall} for c in (best, other))
+    more = {key: theirs.get(key, 0.0) - mine.get(key, 0.0) for key in {*mine, *theirs}}
+    worst = sorted(((v, k) for k, v in more.items() if v > 0), reverse=True)[:_TERMS]
+    return ", ".join(f"{key.replace('_', ' ')} +{answers.shown(v, 's')}" for v, key in worst)

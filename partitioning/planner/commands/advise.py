@@ -59,7 +59,8 @@ def register(commands: Any) -> None:
         "Searches meshes (DP, FSDP, HSDP, ZeRO-1, tensor, pipeline, expert and context "
         "parallelism), microbatches and rematerialisation for a model on all devices of a "
         "cluster; shows the best, why others lost, and what your constraints cost; writes a gin "
-        "file that trainer.main takes. Leaves with 64 if nothing fits.",
+        "file that trainer.main takes. --policy=book shows the chapter's decision tree, too. "
+        "Leaves with 64 if nothing fits.",
         [
             "advise --gin_file=configs/models/llama3_8b.gin --cluster=h100_8 "
             "--tokens_per_batch=512K",
@@ -117,12 +118,15 @@ def _advise(given: Given) -> Advices:
 
 
 def _of_pool(given: Given, sources: Any, cluster: ClusterConfig, *, several: bool) -> Advice:
-    asked, notes = _question(given, sources, cluster)
-    if several or sys.stderr.isatty():
+    asked, notes = question(given, sources, cluster)
+    told = several or sys.stderr.isatty()
+    if told:
         print(f"Searching {cluster.devices} x {cluster.chip.name} ...", file=sys.stderr)  # noqa: T201
     start = time.monotonic()
     evaluations = Evaluations(cluster)
     outcome = search(asked, evaluations=evaluations, rank=given.rank)
+    if told:
+        print(f"Searched for {time.monotonic() - start:.1f} s.", file=sys.stderr)  # noqa: T201
     if given.verify and outcome.fitting:
         source = _source(given, sources, cluster)
         outcome, said = verified(outcome, most=given.verify, source=source, rank=given.rank)
@@ -136,7 +140,6 @@ def _of_pool(given: Given, sources: Any, cluster: ClusterConfig, *, several: boo
         constraints=costs,
         rank=given.rank,
         top=given.top,
-        seconds=time.monotonic() - start,
         notes=tuple(notes),
     )
 
@@ -148,7 +151,7 @@ def _rank(advice: Advice) -> float:
     return fitting[0].seconds if advice.rank == "time" else fitting[0].cost
 
 
-def _question(given: Given, sources: Any, cluster: ClusterConfig) -> tuple[Question, list[str]]:
+def question(given: Given, sources: Any, cluster: ClusterConfig) -> tuple[Question, list[str]]:
     """Returns the question and what to mind about it.
 
     Raises:

@@ -1,9 +1,10 @@
-"""``memory`` and ``step``: what a plan holds, and how long its step takes."""
+"""``memory``, ``step``, ``draw``: what a plan holds, how long its step takes, where it lies."""
 
 from typing import Any
 
 from partitioning.planner.answers import Answer, Quantity, Section, shown
 from partitioning.planner.command import Given, add
+from partitioning.planner.drawing import draw
 from partitioning.planner.hardware import ClusterConfig
 from partitioning.planner.memory import device_memory
 from partitioning.planner.plan import Plan
@@ -38,8 +39,20 @@ def register(commands: Any) -> None:
         [f"step {_RUN}", f"step {_MODEL}"],
         run=_step,
     )
-    for parser in (memory, step):
+    picture = add(
+        commands,
+        "draw",
+        "Where a mesh lies: which axis crosses which link, and what each device is.",
+        [f"draw {_RUN}"],
+        run=_draw,
+    )
+    for parser in (memory, step, picture):
         add_plan_arguments(parser)
+
+
+def _draw(given: Given) -> Answer:
+    plan, cluster = read_plan(given)
+    return Answer(title=draw(plan.sizes, cluster=cluster), sections=())
 
 
 def _memory(given: Given) -> Answer:
