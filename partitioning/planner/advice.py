@@ -221,10 +221,36 @@ def _table(found: Sequence[Candidate]) -> list[str]:
                 _remat(c.plan),
             )
         )
+    return _aligned(cells, right=range(1, 6))
+
+
+def compared(pools: Sequence[Advice]) -> list[str]:
+    """Returns one line for each pool, with its best plan."""
+    cells = [("devices", "step", "tokens/s", "$/1e9 tokens", "the best plan")]
+    for pool in pools:
+        cluster, fitting = pool.outcome.asked.cluster, pool.outcome.fitting
+        devices = f"{cluster.devices} x {cluster.chip.name}"
+        if not fitting:
+            cells.append((devices, "-", "-", "-", "nothing fits"))
+            continue
+        best = fitting[0]
+        cells.append(
+            (
+                devices,
+                shown(best.seconds, "s"),
+                f"{best.prediction.tokens_per_second:,.0f}",
+                f"{best.cost:,.0f}",
+                f"{searching.shown(best.plan)}, remat {_remat(best.plan)}",
+            )
+        )
+    return _aligned(cells, right=range(1, 4))
+
+
+def _aligned(cells: Sequence[tuple[str, ...]], *, right: range) -> list[str]:
     widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
     return [
         "  ".join(
-            cell.rjust(width) if 0 < i < 6 else cell.ljust(width)
+            cell.rjust(width) if i in right else cell.ljust(width)
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in cells

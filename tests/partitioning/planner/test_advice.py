@@ -228,3 +228,14 @@ def test_the_drawing_shows_axes_on_links_and_devices_on_hosts() -> None:
     ).read_text().rstrip("\n")
     assert link_of("tensor", sizes, cluster=cluster).name == "nvlink"
     assert link_of("stage", sizes, cluster=cluster).name == "infiniband"
+
+
+def test_money_also_looks_at_fewer_devices_and_says_how_pools_compare(capsys) -> None:
+    code, out, _ = run(*arguments("8b_128k", "--rank=money", "--fix=tensor=8"), capsys=capsys)
+    assert code == 0
+    head, _, rest = out.partition("\n\n")
+    devices = [int(line.split()[0]) for line in head.splitlines()[1:]]
+    assert sorted(devices) == [8, 16, 32, 64]
+    assert f"{devices[0]} x h100 (h100)" in rest, "the cheapest is shown in full"
+    costs = [float(line.split()[6]) for line in head.splitlines()[1:]]
+    assert costs == sorted(costs)
