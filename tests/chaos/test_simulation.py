@@ -7,8 +7,8 @@ import statistics
 
 import pytest
 
-from partitioning.planner.failure_classes import FailureClass
-from partitioning.planner.run_simulation import Case, Simulated, Tier, simulate
+from partitioning.planner.simulation.failure_classes import FailureClass
+from partitioning.planner.simulation.run_simulation import Case, Simulated, Tier, simulate
 from tests.chaos.harness import FakeRun
 
 STEPS, SAVE_EVERY = 48, 8

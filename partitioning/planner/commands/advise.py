@@ -9,16 +9,16 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from partitioning.planner.advice import Advice, Constraint, compared, constraints
+from partitioning.planner.advisor.advice import Advice, Constraint, compared, constraints
+from partitioning.planner.advisor.drawing import draw
+from partitioning.planner.advisor.plan_file import Source, gin_text, write
+from partitioning.planner.advisor.search import Evaluations, search
+from partitioning.planner.advisor.search_space import FIXABLE, RULE_SETS, Question
+from partitioning.planner.advisor.verification import verified
 from partitioning.planner.answers import Policy
 from partitioning.planner.command import Given, add, positive, tokens
-from partitioning.planner.drawing import draw
 from partitioning.planner.hardware import ClusterConfig
 from partitioning.planner.inputs import Parts, decoder_of, load_inputs, rule_file
-from partitioning.planner.plan_file import Source, gin_text, write
-from partitioning.planner.search import Evaluations, search
-from partitioning.planner.search_space import FIXABLE, RULE_SETS, Question
-from partitioning.planner.verification import verified
 from trainer.fleet import load_fleet
 
 _PARTS = (2, 4, 8)

@@ -5,11 +5,11 @@ import math
 import pathlib
 from typing import Any
 
+from partitioning.planner.advisor.search import Evaluations, Outcome, families, search, shown
 from partitioning.planner.answers import Answer, Quantity, Section
 from partitioning.planner.command import Given, add, tokens
 from partitioning.planner.commands.advise import question
 from partitioning.planner.inputs import load_inputs
-from partitioning.planner.search import Evaluations, Outcome, families, search, shown
 from trainer.fleet import load_fleet
 
 _SHARDED = ("FSDP", "ZeRO-1")

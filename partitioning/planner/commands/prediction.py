@@ -2,14 +2,14 @@
 
 from typing import Any
 
+from partitioning.planner.advisor.drawing import draw
 from partitioning.planner.answers import Answer, Quantity, Section, shown
 from partitioning.planner.command import Given, add
-from partitioning.planner.drawing import draw
+from partitioning.planner.cost_model.memory import device_memory
+from partitioning.planner.cost_model.step_time import Prediction, predict
 from partitioning.planner.hardware import ClusterConfig
-from partitioning.planner.memory import device_memory
 from partitioning.planner.plan import Plan
 from partitioning.planner.plan_arguments import add_plan_arguments, read_plan
-from partitioning.planner.step_time import Prediction, predict
 
 _RUN = "--gin_file=configs/runs/llama3_70b_512.gin --cluster=h100_512"
 _MODEL = (

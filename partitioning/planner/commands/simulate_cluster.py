@@ -7,7 +7,8 @@ from typing import Any
 import yaml
 
 from partitioning.planner.answers import Answer, Quantity, Section
-from partitioning.planner.cluster_simulation import (
+from partitioning.planner.command import Given, add, amount, count, number, positive
+from partitioning.planner.simulation.cluster_simulation import (
     Job,
     Shared,
     SharedCluster,
@@ -15,9 +16,8 @@ from partitioning.planner.cluster_simulation import (
     shares,
     simulate_cluster,
 )
-from partitioning.planner.command import Given, add, amount, count, number, positive
-from partitioning.planner.job_mix import equal_teams, mix, usual_jobs
-from partitioning.planner.run_simulation import percentiles
+from partitioning.planner.simulation.job_mix import equal_teams, mix, usual_jobs
+from partitioning.planner.simulation.run_simulation import percentiles
 
 _SMALL = 8
 

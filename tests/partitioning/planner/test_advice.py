@@ -11,8 +11,8 @@ import sys
 import pytest
 
 from partitioning.planner import __main__ as planner
-from partitioning.planner.drawing import draw, link_of
-from partitioning.planner.search_space import OFFLOADED
+from partitioning.planner.advisor.drawing import draw, link_of
+from partitioning.planner.advisor.search_space import OFFLOADED
 from trainer.fleet import load_fleet
 from trainer.readiness import examine
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import strategies
 
 from partitioning.planner import __main__ as planner
-from partitioning.planner.decision_tree import Job, context_of, decide, example, terms
-from partitioning.planner.state import Layout
+from partitioning.planner.advisor.decision_tree import Job, context_of, decide, example, terms
+from partitioning.planner.calculators.state import Layout
 
 JOBS = {
     "70b": Job(parameters=70e9, layers=80, length=4096, devices=512),

@@ -8,8 +8,8 @@ import hypothesis
 import pytest
 from hypothesis import strategies
 
-from partitioning.planner.failure_classes import DAY, WEEK, FailureClass, meta, uniform
-from partitioning.planner.run_simulation import (
+from partitioning.planner.simulation.failure_classes import DAY, WEEK, FailureClass, meta, uniform
+from partitioning.planner.simulation.run_simulation import (
     Case,
     Stragglers,
     Tier,
