@@ -53,8 +53,8 @@ _MEGACORE = (("chip_config_name", "megacore"),)
 TARGETS = {
     target.name: target
     for target in (
-        Target(name="a100_40", platform="cuda", memory=42_331_013_120),
-        Target(name="a100_80", platform="cuda", memory=85_100_068_864),
+        Target(name="a100_40gb", platform="cuda", memory=42_331_013_120),
+        Target(name="a100_80gb", platform="cuda", memory=85_100_068_864),
         Target(name="h100", platform="cuda", memory=84_978_434_048),
         Target(name="h200", platform="cuda", memory=150_121_545_728),
         Target(name="b200", platform="cuda", memory=191_514_411_008),

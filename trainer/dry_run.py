@@ -16,24 +16,25 @@ import jax
 from jax._src import xla_bridge  # no public name says whether devices were looked for
 
 from launch.contract import ExitCode, Finding, Verdict
-from partitioning.planner import lints
+from partitioning.planner.cost_model import lints
+from partitioning.planner.cost_model.memory import MemoryUse, device_memory
+from partitioning.planner.cost_model.run_outlook import RunOutlook, run_outlook
+from partitioning.planner.cost_model.step_time import Prediction, predict
 from partitioning.planner.hardware import ClusterConfig
 from partitioning.planner.inputs import plan_of
-from partitioning.planner.memory import MemoryUse, device_memory
 from partitioning.planner.plan_arguments import load_cluster
-from partitioning.planner.run_outlook import RunOutlook, run_outlook
-from partitioning.planner.step_time import Prediction, predict
 from partitioning.targets import TARGETS, has_compiler
 from trainer import dry_run_compile
 from trainer.config import load
 from trainer.config_errors import ConfigError
-from trainer.deviceless import target_program
-from trainer.dry_run_compile import for_cpu, state_rows
+from trainer.deviceless import device_count, target_program
+from trainer.dry_run_compile import for_cpu
 from trainer.dry_run_report import DryRun, Tier, as_json, show
 from trainer.endings import UserError, user_error
 from trainer.fleet import cluster_names
 from trainer.program import Program
 from trainer.run_config import LanguageModel, RunConfig
+from trainer.state import parameter_rows
 
 
 def command(
@@ -95,7 +96,7 @@ def examine(
         return dataclasses.replace(found, findings=(_error("configuration", str(error)),))
     _say(f"Compiling for {cluster.devices} x {cluster.chip.name}, usually in under a minute ...")
     done = dry_run_compile.compiled(
-        program, run=adapted, cluster=cluster, tier=tier, quick=quick, formula=planned.memory
+        program, run=run, cluster=cluster, tier=tier, quick=quick, formula=planned.memory
     )
     said = () if tier != "cpu" else (_instead(cluster), *left_out)
     return dataclasses.replace(
@@ -105,7 +106,7 @@ def examine(
         traffic=done.traffic,
         counted=done.counted,
         flops=done.flops,
-        table=() if quick else state_rows(program),
+        table=() if quick else tuple(parameter_rows(program)),
         predicted=planned.step,
         outlook=planned.outlook,
         findings=(*said, *done.findings, *planned.findings),
@@ -169,8 +170,6 @@ def _start_jax(cluster: ClusterConfig, *, tier: Tier) -> None:
 
 def _hinted(error: ValueError, run: RunConfig, cluster: ClusterConfig) -> str:
     """Adds the cluster's name that the mesh would fit, where it says how many devices it needs."""
-    from trainer.deviceless import device_count
-
     with contextlib.suppress(ValueError):
         return f"{error} The cluster may be --cluster={cluster.name}_{device_count(run)}."
     return str(error)

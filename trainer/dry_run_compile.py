@@ -6,36 +6,32 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding
 
 from launch.contract import Finding, Verdict
-from models.remat import Remat
 from partitioning import table
-from partitioning.planner import memory_verdict
 from partitioning.planner.answers import shown
-from partitioning.planner.hardware import ClusterConfig
-from partitioning.planner.memory import MemoryUse
-from partitioning.planner.step_flops import step_flops as planned_flops
+from partitioning.planner.cost_model import memory_verdict
+from partitioning.planner.cost_model.memory import MemoryUse
+from partitioning.planner.cost_model.step_flops import step_flops as planned_flops
+from partitioning.planner.hardware import ChipConfig, ClusterConfig
 from partitioning.traffic import expected
 from partitioning.traffic_check import AxisVerdict, verdicts
 from trainer.collectives import compare, work_of
 from trainer.compile_errors import OutOfMemory, explain, out_of_memory
-from trainer.deviceless import CompiledStep, compile_train_step, mesh_shape
+from trainer.deviceless import CompiledStep, Memory, compile_train_step, mesh_shape
 from trainer.dry_run_report import Flops, MemoryTable, Tier
 from trainer.flops import step_flops
 from trainer.paths import leaves
 from trainer.program import Program
 from trainer.run_config import LanguageModel, RunConfig
-from trainer.state import HOST, abstract_batch, abstract_state, off_devices, parameter_rows
+from trainer.state import abstract_batch, abstract_state, off_devices
 
 PREALLOCATED = 0.75
 """Share of a GPU's memory that jax takes, unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise."""
 
 _MOST_PREALLOCATED = 0.95
 _STATE = {"parameters": "parameters", "optimizer": "optimizer_state", "average": "average"}
-_TPU_LIMIT = (
-    "The TPU's compiler does not see what else is loaded at that time: a smaller batch is safer."
-)
+_OTHER = "other"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,8 +65,8 @@ def compiled(
     """Compiles the step of ``program`` and reads the result; a refusal becomes a finding.
 
     Args:
-      program: on devices of the tier.
-      run: what it was made from.
+      program: on devices of the tier; for CPU from ``for_cpu``.
+      run: the run itself.
       cluster: whose chip it is for.
       tier: whose compiler compiles.
       quick: see ``compile_train_step``.
@@ -84,12 +80,18 @@ def compiled(
         if refusal is None:
             message = explain(error, chip=cluster.chip.name)
             found.append(Finding(about="compiler", verdict=Verdict.ERROR, message=message))
+    own = step if tier != "cpu" else None
     memory = _memory(
-        program, run=run, cluster=cluster, tier=tier, step=step, refusal=refusal, formula=formula
+        program,
+        run=run,
+        chip=cluster.chip,
+        measured=own.memory if own is not None else None,
+        refusal=refusal,
+        formula=formula,
     )
     traffic: tuple[AxisVerdict, ...] = ()
     if isinstance(run.task, LanguageModel):
-        traffic = _traffic(program, run=run, step=step if tier != "cpu" else None, platform=tier)
+        traffic = _traffic(program, run=run, step=own, platform=tier)
     if not found:
         found.append(_fits(memory, refusal=refusal, cluster=cluster, tier=tier))
         found += _preallocated(memory, tier=tier)
@@ -100,7 +102,7 @@ def compiled(
     return Compiled(
         memory=memory,
         traffic=traffic,
-        counted=step is not None and tier != "cpu",
+        counted=own is not None,
         flops=_flops(program, run=run, quick=quick),
         findings=tuple(found),
     )
@@ -118,7 +120,7 @@ def for_cpu(run: RunConfig) -> tuple[RunConfig, tuple[Finding, ...]]:
         remat = model.remat_choices
         if remat is not None and remat.offload:
             left_out.append("'offload:' of DecoderConfig.remat")
-            model = dataclasses.replace(model, remat=_kept_here(remat))
+            model = dataclasses.replace(model, remat=f"save:{','.join(remat.kept)}")
         if model.attention == "cudnn":
             left_out.append("DecoderConfig.attention='cudnn'")
             model = dataclasses.replace(model, attention="auto")
@@ -133,80 +135,60 @@ def for_cpu(run: RunConfig) -> tuple[RunConfig, tuple[Finding, ...]]:
     return run, (Finding(about="compiler", verdict=Verdict.INFO, message=message),)
 
 
-def _kept_here(remat: Remat) -> str:
-    return f"save:{','.join(remat.kept)}"
-
-
 def checkpoint_bytes(program: Program) -> int:
     """Returns the bytes of the whole state, as a checkpoint holds it uncompressed."""
     state = off_devices(abstract_state(program), program)
     return sum(leaf.dtype.itemsize * math.prod(leaf.shape) for leaf in jax.tree.leaves(state))
 
 
-def state_rows(program: Program) -> tuple[table.Row, ...]:
-    """Returns where every parameter lives."""
-    return tuple(parameter_rows(program))
-
-
 def _memory(
     program: Program,
     *,
     run: RunConfig,
-    cluster: ClusterConfig,
-    tier: Tier,
-    step: CompiledStep | None,
+    chip: ChipConfig,
+    measured: Memory | None,
     refusal: OutOfMemory | None,
     formula: MemoryUse | None,
 ) -> MemoryTable:
-    state, host = _state(program)
+    state, host = _state(program, offload=run.optimizer.offload)
     rows, length = run.data.global_batch, run.data.sequence_length
     inputs = abstract_batch(program, rows=rows, length=length)
     batch = sum(table.row_of(name, leaf).bytes_per_device for name, leaf in inputs.items())
-    held = sum(state.values()) + batch
-    between = 0.0
-    if formula is not None:
-        known = ("parameters", "optimizer_state", "batch", "reserved")
-        between = formula.total - sum(formula.part(name) for name in known)
-    needed = held + between
-    measured = step.memory if step is not None and tier != "cpu" else None
-    if measured is not None:
-        # TPU's compiler refuses what does not fit, so that its own account is the right one.
-        needed = measured.reported if tier == "tpu" and measured.reported else measured.peak
-        host += measured.host
-    elif formula is not None:
-        host = max(host, formula.host)
-    elif step is not None:
-        needed = float(step.memory.peak)
+    needed = float(sum(state.values()) + batch)
     if refusal is not None and refusal.needed is not None:
         needed = refusal.needed
+    elif measured is not None:
+        # TPU's compiler refuses what does not fit, so that its own account is the right one.
+        by_itself = chip.vendor == "google" and measured.reported
+        needed = measured.reported if by_itself else measured.peak
+        host += measured.host
+    elif formula is not None:
+        needed = formula.total - formula.part("reserved")
+        host = max(host, formula.host)
     return MemoryTable(
         state=state,
         batch=batch,
         temporary=measured.temporary if measured is not None else None,
         needed=needed,
-        limit=cluster.chip.memory,
-        reserved=cluster.chip.reserved,
+        limit=chip.memory,
+        reserved=chip.reserved,
         host=host,
         refused=refusal is not None,
         formula=formula,
     )
 
 
-def _state(program: Program) -> tuple[dict[str, int], float]:
+def _state(program: Program, *, offload: bool) -> tuple[dict[str, int], float]:
     """Returns group -> bytes on one device, and bytes that wait in its host's memory."""
-    groups = dict.fromkeys(_STATE.values(), 0)
-    other = host = 0
+    groups = dict.fromkeys((*_STATE.values(), _OTHER), 0)
+    host = 0
     for name, leaf in leaves(abstract_state(program)).items():
-        assert isinstance(leaf.sharding, NamedSharding)
         size = table.row_of(name, leaf).bytes_per_device
-        part = next((group for key, group in _STATE.items() if f"/{key}/" in f"/{name}/"), None)
-        if leaf.sharding.memory_kind == HOST:
+        part = next((group for key, group in _STATE.items() if f"/{key}/" in f"/{name}/"), _OTHER)
+        if offload and part == _STATE["optimizer"] and leaf.shape:  # counters stay
             host += size
-        elif part is None:
-            other += size
         else:
             groups[part] += size
-    groups["other"] = other
     return {name: size for name, size in groups.items() if size}, host
 
 
@@ -245,9 +227,10 @@ def _fits(
 ) -> Finding:
     chip, formula = cluster.chip.name, memory.formula
     by = "by formula" if tier == "cpu" else "as compiled"
-    room = memory.room if refusal is None or refusal.available is None else refusal.available
+    named = None if refusal is None else refusal.available
+    room = memory.room if named is None else named
     needed = f"{shown(memory.needed, 'B')} of {shown(room, 'B')} on each device, {by}"
-    if memory.reserved:
+    if memory.reserved and named is None:
         needed += f"; {shown(memory.reserved, 'B')} more are the runtime's"
     if memory.fits:
         return Finding(about="memory", verdict=Verdict.OK, message=f"{needed}.")

@@ -14,7 +14,7 @@ from trainer import config, config_parser
 from trainer.config_schema import Schema
 
 FOLDER = config_parser.REPOSITORY / "configs" / "clusters"
-_ALSO = {"a100": "a100_80", "7x": "tpu7x", "v7x": "tpu7x", "v5_lite": "v5e", "v6": "v6e"}
+_ALSO = {"a100": "a100_80gb", "7x": "tpu7x", "v7x": "tpu7x", "v5_lite": "v5e", "v6": "v6e"}
 """Other names of kinds."""
 
 CLASSES = (FleetConfig, ClusterConfig, ChipConfig, LinkConfig)
@@ -48,8 +48,9 @@ def cluster_of(accelerator: str, *, devices: int) -> str | None:
       devices: how many.
     """
     kind = accelerator.removeprefix("tpu-").replace("-", "_")
-    kind = _ALSO.get(kind, kind)
-    return f"{kind}_{devices}" if kind in cluster_names() else None
+    names = (_ALSO.get(kind, kind), f"{kind}gb")
+    known = next((name for name in names if name in cluster_names()), None)
+    return f"{known}_{devices}" if known else None
 
 
 def schema(root: type) -> Schema:

@@ -35,10 +35,16 @@ _MODE = flags.DEFINE_enum(
 _CLUSTER = flags.DEFINE_string(
     "cluster", None, "Devices of --mode=dry_run, such as h100_512 (configs/clusters/)."
 )
+# Other commands have flags of these names, too, and tests import several of them.
 _QUICK = flags.DEFINE_bool(
-    "quick", False, "--mode=dry_run: compile in less time; same collectives, slower kernels."
+    "quick",
+    False,
+    "--mode=dry_run: compile in less time; same collectives, slower kernels.",
+    allow_override=True,
 )
-_JSON = flags.DEFINE_bool("json", False, "--mode=dry_run: print one JSON object instead.")
+_JSON = flags.DEFINE_bool(
+    "json", False, "--mode=dry_run: print one JSON object instead.", allow_override=True
+)
 _PRINT_CONFIG = flags.DEFINE_bool(
     "print_config", False, "Print every resolved value with where it comes from, and leave."
 )

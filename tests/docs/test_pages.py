@@ -14,7 +14,7 @@ from partitioning import figures
 from partitioning.mesh_config import RulesConfig
 from partitioning.rules import mesh_axes
 from tests.docs import pages
-from trainer import config_registry
+from trainer import config_registry, dry_run_page
 from trainer.config_parser import REPOSITORY
 
 
@@ -80,6 +80,21 @@ def test_memory():
 
 
 @pytest.mark.slow
+def test_dry_run():
+    assert kinds("dry_run") == {"bash", "console", "text"}
+    pages.run("dry_run")
+    text = dry_run_page.PAGE.read_text()
+    example = dry_run_page.example()
+    assert dry_run_page.written(text, example=example) == text, "run python -m trainer.dry_run_page"
+
+
+def test_planning(folder):
+    assert kinds("planning") == {"bash", "text"}
+    pages.run("planning")
+    assert "MeshConfig." in (folder / "plan.gin").read_text()
+
+
+@pytest.mark.slow
 def test_processes(folder):
     pages.run("processes")
     rows = [json.loads(line) for line in (folder / "two" / "metrics.jsonl").open()]
@@ -142,10 +157,12 @@ def test_every_page_with_examples_is_run_by_a_test():
     ours = {
         "adding_a_dataset",
         "adding_a_model",
+        "dry_run",
         "launch",
         "parallelism",
         "memory",
         "partitioning",
+        "planning",
         "processes",
     }
     elsewhere = {"calibration", "configuration", "checkpoints", "failures", "kubernetes", "slurm"}

@@ -35,7 +35,9 @@ def test_attention_is_the_kernel(layout):
     assert BACKWARD in step.text
 
 
-@pytest.mark.parametrize(("target", "hopper"), [("a100_40", False), ("h200", True), ("b200", True)])
+@pytest.mark.parametrize(
+    ("target", "hopper"), [("a100_40gb", False), ("h200", True), ("b200", True)]
+)
 def test_what_jax_asks_of_a_gpu_the_target_answers(target, hopper):
     device = target_devices(target, devices=8)[0]
     with kernels_of(device):

@@ -13,6 +13,7 @@ from input_pipeline.manifest import Manifest
 from input_pipeline.token_store import write_tokens
 from launch.contract import Finding, RunRecord, Verdict
 from trainer import check, config, config_record, readiness
+from trainer.fleet import cluster_of
 from trainer.readiness import Directory, examine
 
 QUICKSTART = ("configs/runs/quickstart.gin",)
@@ -257,6 +258,21 @@ def test_memory_is_the_planner_s_formula_for_the_devices_that_are_named() -> Non
     assert (
         "error: does not fit into v5e" in layout("--devices=8", "--accelerator=tpu-v5e")["memory"]
     )
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "cluster"),
+    [
+        ("h100", "h100_16"),
+        ("a100", "a100_80gb_16"),
+        ("a100-40", "a100_40gb_16"),
+        ("tpu-v5p", "v5p_16"),
+        ("tpu-7x", "tpu7x_16"),
+        ("cpu", None),
+    ],
+)
+def test_kinds_of_job_files_are_clusters(accelerator: str, cluster: str | None) -> None:
+    assert cluster_of(accelerator, devices=16) == cluster
 
 
 @pytest.mark.parametrize(

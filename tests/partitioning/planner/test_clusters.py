@@ -40,6 +40,8 @@ def test_a_chip_that_there_is_a_compiler_for_names_it(name: str) -> None:
     for pool in load_fleet(name).pools:
         expected = pool.chip.name if pool.chip.name in TARGETS else pool.chip.target
         assert pool.chip.target == expected
+        if pool.chip.name in TARGETS:
+            assert pool.chip.memory == TARGETS[pool.chip.name].memory
         assert pool.chip.target in {*TARGETS, ""}
 
 
@@ -57,3 +59,11 @@ def test_the_example_in_the_guide_is_a_cluster(tmp_path: pathlib.Path) -> None:
     path.write_text(example)
     found = load_cluster(str(path))
     assert (found.name, found.devices, found.chip.name) == ("ours", 1024, "h100")
+
+
+def test_no_name_of_a_kind_reads_like_another_kind_and_a_number() -> None:
+    """h100_96 would be 96 devices to everyone, and the H100 with 96 GB to the file of that name."""
+    names = cluster_names()
+    for name in names:
+        kind, _, count = name.rpartition("_")
+        assert not (count.isdigit() and kind), name

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from partitioning.attention_pair import QUERY_BLOCK
 from partitioning.mesh_config import MeshConfig, PipelineConfig
-from partitioning.planner.block_memory import RING_QUERIES, fused_attention
+from partitioning.planner.cost_model.block_memory import RING_QUERIES, fused_attention
+from partitioning.planner.cost_model.memory import device_memory
 from partitioning.planner.inputs import load_inputs, plan_of
-from partitioning.planner.memory import device_memory
 from partitioning.planner.plan_arguments import load_cluster
 from tests.partitioning.planner.record_memory import FILE, LAYOUTS, Layout
 from trainer.deviceless import device_count

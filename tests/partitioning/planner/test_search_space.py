@@ -10,10 +10,10 @@ from hypothesis import strategies
 
 from partitioning import traffic
 from partitioning.mesh_config import MeshConfig
+from partitioning.planner.advisor.search_space import RULE_SETS, Question, layouts, plans, remats
 from partitioning.planner.decoder_parameters import parameters
 from partitioning.planner.inputs import load_inputs, rule_file
 from partitioning.planner.plan import Plan
-from partitioning.planner.search_space import RULE_SETS, Question, layouts, plans, remats
 from trainer import config
 from trainer.context_length import check_context
 from trainer.fleet import load_fleet
@@ -121,6 +121,7 @@ def test_tensor_parallelism_stays_inside_a_host_unless_fixed() -> None:
         {"fsdp": 64},
         {"rules": "zero1"},
         {"chunks": 2, "stage": 2},
+        {"schedule": "circular", "stage": 2},
         {"data": 1, "fsdp": 64, "tensor": 8},
     ],
     ids=str,
@@ -131,6 +132,7 @@ def test_what_is_fixed_is_kept(fixed: dict[str, int | str]) -> None:
     assert found
     for layout in found:
         values = {**layout.mesh, "rules": layout.rules, "chunks": layout.chunks}
+        values["schedule"] = layout.schedule
         assert {name: values[name] for name in fixed} == fixed
 
 
