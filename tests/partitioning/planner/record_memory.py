@@ -6,8 +6,9 @@ writes golden/compiled_memory.json, which test_memory.py holds the formulas agai
 compilers of ``make aot``; each layout takes half a minute on two cores, for TPU two minutes. That
 for GPUs is asked for a quick program, which holds the same within 0.3%.
 
-GPUs have cuDNN's attention. On TPU, for which models/ has no kernel, a stand-in of the same inputs,
-outputs and saved values takes the place of one.
+GPUs have cuDNN's attention. A stand-in of the same inputs, outputs and saved values takes the place
+of a kernel on TPU, for which models/ has none, and in pipelines, where the compiler refuses the call
+for GPUs that are not there.
 """
 
 import dataclasses
@@ -255,10 +256,10 @@ def record(name: str) -> dict[str, int]:
     from trainer.deviceless import compile_train_step, target_program
 
     layout = LAYOUTS[name]
-    if layout.fused and TARGETS[layout.target].platform == "tpu":
-        _replace_attention()
     held = () if layout.fused else ("DecoderConfig.attention='xla'",)
     run = load(layout.files, [*layout.bindings, *held]).run
+    if layout.fused and (TARGETS[layout.target].platform == "tpu" or run.mesh.stage > 1):
+        _replace_attention()
     program = target_program(run, target=layout.target)
     memory = compile_train_step(program, run=run, quick=layout.target == "h100").memory
     # What XLA reports as the peak of a program that offloads includes the host's part.
