@@ -7,8 +7,8 @@ compilers of ``make aot``; each layout takes half a minute on two cores, for TPU
 for GPUs is asked for a quick program, which holds the same within 0.3%.
 
 GPUs have cuDNN's attention. A stand-in of the same inputs, outputs and saved values takes the place
-of a kernel on TPU, for which models/ has none, and in pipelines, where compilers refuse the call for
-GPUs that are not there.
+of a kernel on TPU, for which models/ has none, and in pipelines, where compilers for absent GPUs
+refuse the call.
 """
 
 import dataclasses
