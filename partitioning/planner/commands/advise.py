@@ -6,9 +6,12 @@ import math
 import pathlib
 import sys
 import time
+import typing
 from collections.abc import Mapping
 from typing import Any
 
+from models.decoder_config import ContextAttention
+from partitioning.mesh_config import ScheduleName
 from partitioning.planner.advice import Advice, Constraint, constraints
 from partitioning.planner.answers import Policy
 from partitioning.planner.command import Given, add, positive, tokens
@@ -21,7 +24,13 @@ from partitioning.planner.search_space import FIXABLE, RULE_SETS, Question
 from partitioning.planner.verification import verified
 from trainer.fleet import load_fleet
 
-_WORDS = ("remat", "rules", "schedule", "context_attention")
+_WORDS = {
+    "rules": RULE_SETS,
+    "schedule": typing.get_args(ScheduleName),
+    "context_attention": typing.get_args(ContextAttention),
+    "offload": ("0", "1"),
+}
+"""What may be fixed to one of a few words."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -222,8 +231,14 @@ def _fixed(text: str) -> tuple[str, int | str]:
         raise argparse.ArgumentTypeError(
             f"{text!r}: write NAME=VALUE with one of {', '.join(FIXABLE)}."
         )
-    if name in _WORDS:
+    if name == "remat":  # has a grammar, which DecoderConfig checks
         return name, value
-    if not value.isdigit() or (name != "offload" and not int(value)):
-        raise argparse.ArgumentTypeError(f"{text!r}: {name} is a positive whole number.")
-    return name, int(value)
+    if name in _WORDS:
+        if value not in _WORDS[name]:
+            allowed = ", ".join(_WORDS[name])
+            raise argparse.ArgumentTypeError(f"{text!r}: {name} is one of {allowed}.")
+        return name, int(value) if name == "offload" else value
+    try:
+        return name, positive(value)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {name}: {error}") from None

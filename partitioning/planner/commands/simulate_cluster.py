@@ -15,7 +15,7 @@ from partitioning.planner.cluster_simulation import (
     shares,
     simulate_cluster,
 )
-from partitioning.planner.command import Given, add, amount, count, number, positive
+from partitioning.planner.command import Given, add, amount, counted, number, positive
 from partitioning.planner.job_mix import equal_teams, mix, usual_jobs
 from partitioning.planner.run_simulation import percentiles
 
@@ -42,13 +42,13 @@ def register(commands: Any) -> None:
     one.add_argument("--teams_file", type=pathlib.Path, help="Teams as `launch.main admin` reads.")
     one.add_argument("--kind", help="Kind of accelerator in --teams_file; default: its first.")
     one.add_argument(
-        "--jobs", type=positive, help="That would run at a time; default: 90% of the hosts' worth."
+        "--jobs", type=positive, help="That would run at a time; default: 90%% of the hosts' worth."
     )
     one.add_argument("--days", type=number, default=3.0, help="Within which jobs come (3).")
     one.add_argument("--engine", choices=("kueue", "slurm"), default="kueue")
     one.add_argument("--save", type=amount, default=60.0, help="Seconds to give way (60).")
     one.add_argument("--start", type=amount, default=30.0, help="Seconds to the first step (30).")
-    one.add_argument("--seed", type=count, default=0)
+    one.add_argument("--seed", type=counted, default=0)
 
 
 def _simulate(given: Given) -> Answer:
