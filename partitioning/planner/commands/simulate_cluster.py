@@ -15,11 +15,12 @@ from partitioning.planner.cluster_simulation import (
     shares,
     simulate_cluster,
 )
-from partitioning.planner.command import Given, add, amount, counted, number, positive
+from partitioning.planner.command import MOST, Given, add, amount, counted, number, positive
 from partitioning.planner.job_mix import equal_teams, mix, usual_jobs
 from partitioning.planner.run_simulation import percentiles
 
 _SMALL = 8
+_LEAST_WEIGHT = 1e-6
 
 
 def register(commands: Any) -> None:
@@ -87,15 +88,15 @@ def _teams(given: Given) -> tuple[int, tuple[TeamShare, ...]]:
         shares = tuple(
             TeamShare(
                 name=team["name"],
-                hosts=int(quota["hosts"]),
-                weight=float(team.get("weight", 1)),
-                borrow=quota.get("borrow"),
+                hosts=_of(quota, "hosts", least=0),
+                weight=_of(team, "weight", least=_LEAST_WEIGHT, otherwise=1.0),
+                borrow=_of(quota, "borrow", least=0, otherwise=None),
             )
             for team in plain["teams"]
             for quota in team["quotas"]
             if quota["kind"] == kind
         )
-        hosts = int(kinds[kind]["hosts"]) or sum(share.hosts for share in shares)
+        hosts = _of(kinds[kind], "hosts", least=0) or sum(share.hosts for share in shares)
     except OSError as error:
         raise ValueError(f"--teams_file={given.teams_file}: {error.strerror}.") from None
     except (yaml.YAMLError, AttributeError, KeyError, TypeError, StopIteration) as error:
@@ -103,7 +104,22 @@ def _teams(given: Given) -> tuple[int, tuple[TeamShare, ...]]:
             f"--teams_file={given.teams_file} is no teams file with this kind ({error!r}); see "
             "python -m launch.main admin --help."
         ) from None
+    if not shares:
+        raise ValueError(f"--teams_file={given.teams_file}: no team has a quota of {kind}.")
     return hosts, shares
+
+
+def _of(given: dict[str, Any], name: str, *, least: float, otherwise: Any = 0) -> Any:
+    """Returns a number of a teams file.
+
+    Raises:
+      ValueError: it is none, or too small.
+    """
+    value = given.get(name, otherwise)
+    whole = int if isinstance(least, int) else (int, float)
+    if value is None or (isinstance(value, whole) and least <= value <= MOST):
+        return value
+    raise ValueError(f"--teams_file: {name}: {value!r} is not a number of at least {least:g}.")
 
 
 def _waits(found: Shared) -> tuple[Quantity, ...]:

@@ -75,6 +75,7 @@ def test_every_option_refuses_what_makes_no_sense_in_words(path: tuple[str, ...]
         ("simulate run --interval=0.000001", "are too many to simulate"),
         ("simulate cluster --jobs=1000000", "too many to simulate"),
         ("checkpoint --within=0", "no time at all"),
+        ("bubble --bound=0.0000001", "between 0 and 1, exclusive"),
         ("length --batch=0.1", "less than one token"),
         (f"step {LONG} --mesh=fsdp=8,fsdp=1", "gives fsdp twice"),
         (f"step {LONG} --mesh=fsdp=--8", "is not an axis with its size"),
@@ -133,3 +134,33 @@ def test_a_model_and_a_file_of_an_optimizer_are_a_plan(name: str) -> None:
     code, out, err = leave(["memory", *WORK, f"--gin_file=configs/optimizers/{name}.gin", "--json"])
     assert code == 0, err
     strictly(out)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("hosts: -1", "hosts: -1 is not a number of at least 0"),
+        ("hosts: x", "hosts: 'x' is not"),
+        ("hosts: 2, borrow: x", "borrow: 'x' is not"),
+        ("hosts: 2}], weight: 0, more: [{a: 1", "weight: 0 is not"),
+        ("hosts: 2}], weight: .nan, more: [{a: 1", "weight: nan is not"),
+        ("hosts: 9", "make quotas smaller"),
+    ],
+)
+def test_a_teams_file_with_a_bad_number_is_refused(tmp_path, text: str, said: str) -> None:
+    path = tmp_path / "teams.yaml"
+    path.write_text(
+        "accelerators: [{kind: h100, hosts: 4}]\n"
+        f"teams: [{{name: ours, quotas: [{{kind: h100, {text}}}]}}]\n"
+    )
+    code, _, err = leave(["simulate", "cluster", f"--teams_file={path}", "--days=0.1"])
+    assert code == 64
+    assert said in err
+
+
+def test_a_kind_that_no_team_owns_is_told(tmp_path) -> None:
+    path = tmp_path / "teams.yaml"
+    path.write_text("accelerators: [{kind: h100, hosts: 4}]\nteams: []\n")
+    code, _, err = leave(["simulate", "cluster", f"--teams_file={path}"])
+    assert code == 64
+    assert "no team has a quota of h100" in err
