@@ -16,13 +16,13 @@ import jax
 from jax._src import xla_bridge  # no public name says whether devices were looked for
 
 from launch.contract import ExitCode, Finding, Verdict
-from partitioning.planner import lints
+from partitioning.planner.cost_model import lints
+from partitioning.planner.cost_model.memory import MemoryUse, device_memory
+from partitioning.planner.cost_model.run_outlook import RunOutlook, run_outlook
+from partitioning.planner.cost_model.step_time import Prediction, predict
 from partitioning.planner.hardware import ClusterConfig
 from partitioning.planner.inputs import plan_of
-from partitioning.planner.memory import MemoryUse, device_memory
 from partitioning.planner.plan_arguments import load_cluster
-from partitioning.planner.run_outlook import RunOutlook, run_outlook
-from partitioning.planner.step_time import Prediction, predict
 from partitioning.targets import TARGETS, has_compiler
 from trainer import dry_run_compile
 from trainer.config import load

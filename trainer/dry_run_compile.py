@@ -9,11 +9,11 @@ import jax
 
 from launch.contract import Finding, Verdict
 from partitioning import table
-from partitioning.planner import memory_verdict
 from partitioning.planner.answers import shown
+from partitioning.planner.cost_model import memory_verdict
+from partitioning.planner.cost_model.memory import MemoryUse
+from partitioning.planner.cost_model.step_flops import step_flops as planned_flops
 from partitioning.planner.hardware import ChipConfig, ClusterConfig
-from partitioning.planner.memory import MemoryUse
-from partitioning.planner.step_flops import step_flops as planned_flops
 from partitioning.traffic import expected
 from partitioning.traffic_check import AxisVerdict, verdicts
 from trainer.collectives import compare, work_of

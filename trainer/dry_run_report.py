@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 from launch.contract import ExitCode, Finding, Verdict
 from partitioning.planner.answers import shown
-from partitioning.planner.memory import MemoryUse
-from partitioning.planner.run_outlook import RunOutlook
-from partitioning.planner.step_time import Prediction
+from partitioning.planner.cost_model.memory import MemoryUse
+from partitioning.planner.cost_model.run_outlook import RunOutlook
+from partitioning.planner.cost_model.step_time import Prediction
 from partitioning.table import Row, show_bytes
 from partitioning.table import show as show_rows
 from partitioning.traffic_check import AxisVerdict

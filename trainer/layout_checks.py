@@ -3,13 +3,13 @@
 import dataclasses
 
 from launch.contract import Finding, Verdict
-from partitioning.planner import lints
+from partitioning.planner.cost_model import lints
+from partitioning.planner.cost_model.memory import device_memory
+from partitioning.planner.cost_model.memory_verdict import formula_verdict, host_verdict
+from partitioning.planner.cost_model.run_outlook import checkpoint_bytes, run_outlook
+from partitioning.planner.cost_model.step_time import predict
 from partitioning.planner.hardware import ClusterConfig
 from partitioning.planner.inputs import plan_of
-from partitioning.planner.memory import device_memory
-from partitioning.planner.memory_verdict import formula_verdict, host_verdict
-from partitioning.planner.run_outlook import checkpoint_bytes, run_outlook
-from partitioning.planner.step_time import predict
 from trainer.run_config import LanguageModel, RunConfig
 
 

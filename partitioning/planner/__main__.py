@@ -11,6 +11,7 @@ from partitioning.planner.command import PROGRAM, Parser
 from partitioning.planner.commands import (
     advise,
     calibration,
+    compare,
     errata,
     failing,
     layouts,
@@ -29,6 +30,7 @@ from trainer.finite_json import dumps
 
 COMMANDS = (
     advise,
+    compare,
     prediction,
     simulate,
     shapes,
@@ -54,7 +56,7 @@ what the documents print where that differs, and why. COMMAND --help has example
 def parser() -> Parser:
     """Returns the parser of all commands; what it parses has ``run``, which takes it."""
     top = Parser(
-        prog=PROGRAM, description=_DESCRIPTION, formatter_class=argparse.RawTextHelpFormatter
+        prog=PROGRAM, description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for module in COMMANDS:

@@ -42,7 +42,7 @@ class Quantity:
 
     Attributes:
       name: key in JSON, lower case with underscores, unique in its section.
-      value: the right value, in ``unit``.
+      value: the right value, in ``unit``; not a number where there is none.
       unit: "B", "B/s", "s", "FLOP", "FLOP/s", "share" (shown in percent), "USD", "" for plain
         numbers and counts, or any other word, such as "tokens/s".
       formula: the terms with their numbers, as in "16 B x 70e9 / (8 x 4 x 16)".
@@ -122,7 +122,9 @@ class Answer:
 
 def shown(value: float, unit: str) -> str:
     """Returns a number with its unit; bytes in decimal and binary multiples, both named."""
-    if math.isinf(value) or math.isnan(value):
+    if math.isnan(value):
+        return "-"
+    if math.isinf(value):
         return str(value)
     if unit == "share":
         return f"{100 * value:.2f}%"
@@ -201,7 +203,8 @@ def _contents(section: Section, policy: Policy) -> dict[str, Any]:
 
 
 def _plain(quantity: Quantity, policy: Policy) -> dict[str, Any]:
-    plain: dict[str, Any] = {"value": quantity.under(policy), "unit": quantity.unit}
+    value = quantity.under(policy)
+    plain: dict[str, Any] = {"value": None if math.isnan(value) else value, "unit": quantity.unit}
     plain["formula"] = _terms(quantity, policy).removeprefix("= ")
     if quantity.book is not None:
         plain |= {"right": quantity.value, "book": quantity.book}

@@ -239,7 +239,8 @@ class Rank:
 
     def report(self, step: int, value: int) -> None:
         if self.rank == 0:
-            line = json.dumps({"step": step, "attempt": self.attempt, "value": value})
+            record = {"step": step, "attempt": self.attempt, "value": value, "time": time.time()}
+            line = json.dumps(record)
             with (pathlib.Path(self.arguments.run_dir) / "values.jsonl").open("a") as file:
                 file.write(line + "\n")
 

@@ -88,6 +88,12 @@ def test_dry_run():
     assert dry_run_page.written(text, example=example) == text, "run python -m trainer.dry_run_page"
 
 
+def test_planning(folder):
+    assert kinds("planning") == {"bash", "text"}
+    pages.run("planning")
+    assert "MeshConfig." in (folder / "plan.gin").read_text()
+
+
 @pytest.mark.slow
 def test_processes(folder):
     pages.run("processes")
@@ -156,6 +162,7 @@ def test_every_page_with_examples_is_run_by_a_test():
         "parallelism",
         "memory",
         "partitioning",
+        "planning",
         "processes",
     }
     elsewhere = {"calibration", "configuration", "checkpoints", "failures", "kubernetes", "slurm"}

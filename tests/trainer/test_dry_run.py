@@ -100,7 +100,7 @@ def test_cuda_says_nothing_of_memory_so_that_the_dry_run_compares(recorded):
     assert not found.memory.fits
     (error,) = about(found, "memory")
     assert error.verdict is Verdict.ERROR
-    assert "does not fit into h100: 85.9 GB (80 GiB) of 83.4 GB" in error.message
+    assert "does not fit into h100: 85.9 GB (80 GiB) of 82.48 GB" in error.message
     assert "as compiled; 2.5 GB" in error.message
     assert "To make room: " in error.message
     report = dataclasses.replace(eight_b("h100_8"), memory=found.memory, findings=found.findings)

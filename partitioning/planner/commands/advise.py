@@ -12,18 +12,19 @@ from typing import Any
 
 from models.decoder_config import ContextAttention
 from partitioning.mesh_config import ScheduleName
-from partitioning.planner.advice import Advice, Constraint, constraints
+from partitioning.planner.advisor.advice import Advice, Constraint, compared, constraints
+from partitioning.planner.advisor.drawing import draw
+from partitioning.planner.advisor.plan_file import Source, gin_text, write
+from partitioning.planner.advisor.search import Evaluations, search
+from partitioning.planner.advisor.search_space import FIXABLE, RULE_SETS, Question
+from partitioning.planner.advisor.verification import verified
 from partitioning.planner.answers import Policy
 from partitioning.planner.command import Given, add, positive, tokens
-from partitioning.planner.drawing import draw
 from partitioning.planner.hardware import ClusterConfig
 from partitioning.planner.inputs import Parts, decoder_of, load_inputs, rule_file
-from partitioning.planner.plan_file import Source, gin_text, write
-from partitioning.planner.search import Evaluations, search
-from partitioning.planner.search_space import FIXABLE, RULE_SETS, Question
-from partitioning.planner.verification import verified
 from trainer.fleet import load_fleet
 
+_PARTS = (2, 4, 8)
 _WORDS = {
     "rules": RULE_SETS,
     "schedule": typing.get_args(ScheduleName),
@@ -35,10 +36,10 @@ _WORDS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Advices:
-    """What is advised for each pool of a fleet; a Report.
+    """What is advised for each pool of devices; a Report.
 
     Attributes:
-      pools: best pool first.
+      pools: best pool first, which text shows in full; of the others it says how they compare.
       drawing: how the best plan lies on its devices; empty if not asked for.
     """
 
@@ -52,8 +53,9 @@ class Advices:
 
     def show(self, policy: Policy) -> str:
         """Returns the advice for people."""
-        texts = [advice.show(policy) for advice in self.pools]
-        return "\n\n".join([*texts, *([self.drawing] if self.drawing else [])])
+        texts = ["\n".join(compared(self.pools))] if len(self.pools) > 1 else []
+        texts += [self.pools[0].show(policy), *([self.drawing] if self.drawing else [])]
+        return "\n\n".join(texts)
 
     def as_dict(self, policy: Policy) -> dict[str, Any]:
         """Returns the advice for ``--json``."""
@@ -65,10 +67,12 @@ def register(commands: Any) -> None:
     one = add(
         commands,
         "advise",
-        "Searches meshes (DP, FSDP, HSDP, ZeRO-1, tensor, pipeline, expert and context "
-        "parallelism), microbatches and rematerialisation for a model on all devices of a "
-        "cluster; shows the best, why others lost, and what your constraints cost; writes a gin "
-        "file that trainer.main takes. Leaves with 64 if nothing fits.",
+        "Finds the best plans for a model on all devices of a cluster. Searches meshes (DP, FSDP, "
+        "HSDP, ZeRO-1, tensor, pipeline, expert and context parallelism), microbatches and "
+        "rematerialisation; shows the best, why others lost, and what your constraints cost; "
+        "writes a gin file that trainer.main takes. --policy=book shows the chapter's decision "
+        "tree, too. "
+        "Leaves with 64 if nothing fits.",
         [
             "advise --gin_file=configs/models/llama3_8b.gin --cluster=h100_8 "
             "--tokens_per_batch=512K",
@@ -95,9 +99,15 @@ def register(commands: Any) -> None:
         default=[],
         type=_fixed,
         metavar="NAME=VALUE",
-        help=f"Keep this; may be repeated. NAME: {', '.join(FIXABLE)}.",
+        help=f"Keep this; may be repeated. NAME: {', '.join(FIXABLE)}; offload=1 keeps the "
+        "optimizer's state in host memory.",
     )
-    one.add_argument("--rank", choices=("time", "money"), default="time")
+    one.add_argument(
+        "--rank",
+        choices=("time", "money"),
+        default="time",
+        help="money also looks at a half, a quarter and an eighth of the devices.",
+    )
     one.add_argument("--top", type=positive, default=10, help="Plans to show (10).")
     one.add_argument("--out", type=pathlib.Path, help="Write the best plan as a run file.")
     one.add_argument("--draw", action="store_true", help="Draw the best plan on its hosts.")
@@ -111,8 +121,8 @@ def register(commands: Any) -> None:
 
 def _advise(given: Given) -> Advices:
     sources = load_inputs(given.gin_file, given.gin_bindings)
-    fleet = load_fleet(given.cluster)
-    pools = [_of_pool(given, sources, pool, several=len(fleet.pools) > 1) for pool in fleet.pools]
+    every = _pools(given)
+    pools = [_of_pool(given, sources, pool, several=len(every) > 1) for pool in every]
     pools.sort(key=lambda advice: _rank(advice))
     best = pools[0].outcome
     if given.out and best.fitting:
@@ -125,13 +135,28 @@ def _advise(given: Given) -> Advices:
     return Advices(pools=tuple(pools), drawing=drawing)
 
 
+def _pools(given: Given) -> list[ClusterConfig]:
+    """Returns a fleet's pools; where money ranks, also parts of each that are whole hosts."""
+    found = []
+    for pool in load_fleet(given.cluster).pools:
+        found.append(pool)
+        for parts in _PARTS if given.rank == "money" else ():
+            devices, left = divmod(pool.devices, parts)
+            if not left and devices >= pool.per_host:
+                found.append(dataclasses.replace(pool, devices=devices))
+    return found
+
+
 def _of_pool(given: Given, sources: Any, cluster: ClusterConfig, *, several: bool) -> Advice:
-    asked, notes = _question(given, sources, cluster)
-    if several or sys.stderr.isatty():
+    asked, notes = question(given, sources, cluster)
+    told = several or sys.stderr.isatty()
+    if told:
         print(f"Searching {cluster.devices} x {cluster.chip.name} ...", file=sys.stderr)  # noqa: T201
     start = time.monotonic()
     evaluations = Evaluations(cluster)
     outcome = search(asked, evaluations=evaluations, rank=given.rank)
+    if told:
+        print(f"Searched for {time.monotonic() - start:.1f} s.", file=sys.stderr)  # noqa: T201
     if given.verify and outcome.fitting:
         source = _source(given, sources, cluster)
         outcome, said = verified(outcome, most=given.verify, source=source, rank=given.rank)
@@ -145,7 +170,6 @@ def _of_pool(given: Given, sources: Any, cluster: ClusterConfig, *, several: boo
         constraints=costs,
         rank=given.rank,
         top=given.top,
-        seconds=time.monotonic() - start,
         notes=tuple(notes),
     )
 
@@ -157,7 +181,7 @@ def _rank(advice: Advice) -> float:
     return fitting[0].seconds if advice.rank == "time" else fitting[0].cost
 
 
-def _question(given: Given, sources: Any, cluster: ClusterConfig) -> tuple[Question, list[str]]:
+def question(given: Given, sources: Any, cluster: ClusterConfig) -> tuple[Question, list[str]]:
     """Returns the question and what to mind about it.
 
     Raises:
@@ -205,12 +229,13 @@ def _question(given: Given, sources: Any, cluster: ClusterConfig) -> tuple[Quest
 
 
 def _source(given: Given, sources: Any, cluster: ClusterConfig) -> Source:
-    name = given.cluster
+    only = load_fleet(given.cluster).pools
+    whole = len(only) == 1 and only[0].devices == cluster.devices
     return Source(
         files=tuple(given.gin_file),
         bindings=tuple(given.gin_bindings),
         is_run=not isinstance(sources, Parts),
-        cluster=name,
+        cluster=given.cluster if whole else f"{cluster.name}_{cluster.devices}",
         devices=cluster.devices,
     )
 

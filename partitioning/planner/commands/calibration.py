@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from partitioning.planner.calibration import Calibration, calibrate
 from partitioning.planner.command import Given, add
+from partitioning.planner.cost_model.calibration import Calibration, calibrate
 
 
 def register(commands: Any) -> None:

@@ -4,10 +4,10 @@ from typing import Any
 
 from partitioning.planner.answers import Answer, Section
 from partitioning.planner.command import Given, add, chosen
-from partitioning.planner.errata_layout import layout_errata
-from partitioning.planner.errata_money import money_errata
-from partitioning.planner.errata_pipeline import pipeline_errata
-from partitioning.planner.errata_running import running_errata
+from partitioning.planner.documents.errata_layout import layout_errata
+from partitioning.planner.documents.errata_money import money_errata
+from partitioning.planner.documents.errata_pipeline import pipeline_errata
+from partitioning.planner.documents.errata_running import running_errata
 
 
 def register(commands: Any) -> None:

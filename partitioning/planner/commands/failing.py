@@ -4,10 +4,10 @@ import argparse
 import math
 from typing import Any
 
-from partitioning.planner import reliability, running_terms, spares
 from partitioning.planner.answers import Answer, Quantity, Section, shown
+from partitioning.planner.calculators import reliability, running_terms, spares
+from partitioning.planner.calculators.reliability import DAY, PRESETS, Saving
 from partitioning.planner.command import Given, add, positive, seconds, several, share
-from partitioning.planner.reliability import DAY, PRESETS, Saving
 
 _PERIODS = (("day", DAY), ("30_days", 30 * DAY), ("year", 365 * DAY))
 

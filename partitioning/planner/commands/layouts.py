@@ -2,12 +2,18 @@
 
 from typing import Any
 
-from partitioning.planner import activations, layout_terms
-from partitioning.planner import bubble as bubbles
 from partitioning.planner.answers import Answer, Quantity, Section, amount
+from partitioning.planner.calculators import activations, layout_terms
+from partitioning.planner.calculators import bubble as bubbles
+from partitioning.planner.calculators.state import (
+    GRADIENTS,
+    OPTIMIZER,
+    WEIGHTS,
+    Layout,
+    least_replicas,
+)
 from partitioning.planner.command import Given, add, number, positive, share, tokens
 from partitioning.planner.commands.links import add_layout, read_layout
-from partitioning.planner.state import GRADIENTS, OPTIMIZER, WEIGHTS, Layout, least_replicas
 
 
 def register(commands: Any) -> None:

@@ -4,11 +4,11 @@ import argparse
 import math
 from typing import Any
 
-from partitioning.planner import communication, layout_terms
 from partitioning.planner.answers import Answer, Quantity, Section, amount
+from partitioning.planner.calculators import communication, layout_terms
+from partitioning.planner.calculators.communication import Ring, Sharded, StepTimes
+from partitioning.planner.calculators.state import Layout
 from partitioning.planner.command import Given, add, number, positive, seconds, share, tokens
-from partitioning.planner.communication import Ring, Sharded, StepTimes
-from partitioning.planner.state import Layout
 
 _LAYOUT = (
     ("tensor", 8, "Devices that split every weight."),

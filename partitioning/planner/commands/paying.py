@@ -5,12 +5,12 @@ import functools
 import math
 from typing import Any
 
-from partitioning.planner import cost, running_terms, state
 from partitioning.planner.answers import Answer, Quantity, Section, amount
+from partitioning.planner.calculators import cost, running_terms, state
+from partitioning.planner.calculators.layout_terms import state_bytes
+from partitioning.planner.calculators.state import Layout
 from partitioning.planner.command import Given, add, counted, number, positive, share
 from partitioning.planner.commands.runs import add_speed, machine_of, speed_of
-from partitioning.planner.layout_terms import state_bytes
-from partitioning.planner.state import Layout
 
 _SPLIT = (("rollout", 0.4), ("reward", 0.15), ("reference", 0.25), ("update", 0.2))
 

@@ -1,14 +1,15 @@
-"""``memory`` and ``step``: what a plan holds, and how long its step takes."""
+"""``memory``, ``step``, ``draw``: what a plan holds, how long its step takes, where it lies."""
 
 from typing import Any
 
+from partitioning.planner.advisor.drawing import draw
 from partitioning.planner.answers import Answer, Quantity, Section, shown
 from partitioning.planner.command import Given, add
+from partitioning.planner.cost_model.memory import device_memory
+from partitioning.planner.cost_model.step_time import Prediction, predict
 from partitioning.planner.hardware import ClusterConfig
-from partitioning.planner.memory import device_memory
 from partitioning.planner.plan import Plan
 from partitioning.planner.plan_arguments import add_plan_arguments, read_plan
-from partitioning.planner.step_time import Prediction, predict
 
 _RUN = "--gin_file=configs/runs/llama3_70b_512.gin --cluster=h100_512"
 _MODEL = (
@@ -38,8 +39,20 @@ def register(commands: Any) -> None:
         [f"step {_RUN}", f"step {_MODEL}"],
         run=_step,
     )
-    for parser in (memory, step):
+    picture = add(
+        commands,
+        "draw",
+        "Where a mesh lies: which axis crosses which link, and what each device is.",
+        [f"draw {_RUN}"],
+        run=_draw,
+    )
+    for parser in (memory, step, picture):
         add_plan_arguments(parser)
+
+
+def _draw(given: Given) -> Answer:
+    plan, cluster = read_plan(given)
+    return Answer(title=draw(plan.sizes, cluster=cluster), sections=())
 
 
 def _memory(given: Given) -> Answer:

@@ -4,8 +4,8 @@ from typing import Any
 
 from partitioning.planner.answers import Answer
 from partitioning.planner.command import Given, add, chosen
-from partitioning.planner.review_designs import designs
-from partitioning.planner.review_foundations import foundations
+from partitioning.planner.documents.review_designs import designs
+from partitioning.planner.documents.review_foundations import foundations
 
 
 def register(commands: Any) -> None:

@@ -4,12 +4,12 @@ import argparse
 import math
 from typing import Any
 
-from partitioning.planner import cost, reliability, running_terms, state
 from partitioning.planner.answers import Answer, Quantity, Section, amount, shown
-from partitioning.planner.chapter import PARAMETERS
+from partitioning.planner.calculators import cost, reliability, running_terms, state
+from partitioning.planner.calculators.mfu import H100_BF16, Machine
 from partitioning.planner.command import Given, add, number, positive, share, some_time, tokens
 from partitioning.planner.commands.failing import add_failures, saving_of
-from partitioning.planner.mfu import H100_BF16, Machine
+from partitioning.planner.documents.chapter import PARAMETERS
 
 
 def register(commands: Any) -> None:

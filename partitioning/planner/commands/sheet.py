@@ -3,10 +3,20 @@
 import dataclasses
 from typing import Any
 
-from partitioning.planner import communication, data_rate, layout_terms, running_terms, state
 from partitioning.planner.answers import Answer, Quantity, Section
-from partitioning.planner.bubble import bubble
-from partitioning.planner.chapter import (
+from partitioning.planner.calculators import (
+    communication,
+    data_rate,
+    layout_terms,
+    running_terms,
+    state,
+)
+from partitioning.planner.calculators.bubble import bubble
+from partitioning.planner.calculators.communication import PASSES, Sharded
+from partitioning.planner.calculators.layout_terms import BOOK_NVLINK, NVLINK
+from partitioning.planner.calculators.reliability import ONE_PERCENT, save_share, young
+from partitioning.planner.command import Given, add
+from partitioning.planner.documents.chapter import (
     ACCUMULATION,
     FAST,
     LAYOUT,
@@ -17,10 +27,6 @@ from partitioning.planner.chapter import (
     WIDTH,
     saving,
 )
-from partitioning.planner.command import Given, add
-from partitioning.planner.communication import PASSES, Sharded
-from partitioning.planner.layout_terms import BOOK_NVLINK, NVLINK
-from partitioning.planner.reliability import ONE_PERCENT, save_share, young
 
 
 def register(commands: Any) -> None:

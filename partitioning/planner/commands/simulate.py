@@ -8,8 +8,8 @@ from typing import Any
 from partitioning.planner.answers import Answer, Quantity, Section
 from partitioning.planner.command import Given, add, amount, counted, group, number, positive
 from partitioning.planner.commands import simulate_cluster
-from partitioning.planner.failure_classes import DAY, WEEK, FailureClass, meta, uniform
-from partitioning.planner.run_simulation import (
+from partitioning.planner.simulation.failure_classes import DAY, WEEK, FailureClass, meta, uniform
+from partitioning.planner.simulation.run_simulation import (
     Case,
     Simulated,
     Stragglers,

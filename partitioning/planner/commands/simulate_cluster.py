@@ -7,7 +7,8 @@ from typing import Any
 import yaml
 
 from partitioning.planner.answers import Answer, Quantity, Section
-from partitioning.planner.cluster_simulation import (
+from partitioning.planner.command import Given, add, amount, number, positive
+from partitioning.planner.simulation.cluster_simulation import (
     Job,
     Shared,
     SharedCluster,
@@ -15,9 +16,8 @@ from partitioning.planner.cluster_simulation import (
     shares,
     simulate_cluster,
 )
-from partitioning.planner.command import MOST, Given, add, amount, counted, number, positive
-from partitioning.planner.job_mix import equal_teams, mix, usual_jobs
-from partitioning.planner.run_simulation import percentiles
+from partitioning.planner.simulation.job_mix import equal_teams, mix, usual_jobs
+from partitioning.planner.simulation.run_simulation import percentiles
 
 _SMALL = 8
 _LEAST_WEIGHT = 1e-6
@@ -132,7 +132,17 @@ def _waits(found: Shared) -> tuple[Quantity, ...]:
         f"p{100 * q:.0f}_of_jobs_up_to_{_SMALL}_hosts": value
         for q, value in percentiles(small).items()
     }
-    return tuple(Quantity(name=name, value=value, unit="s") for name, value in parts.items())
+    largest = max(found.jobs, key=lambda job: job.asked.hosts)
+    started = "it never started" if largest.wait is None else "it started"
+    return (
+        *(Quantity(name=name, value=value, unit="s") for name, value in parts.items()),
+        Quantity(
+            name="largest_job",
+            value=_waited(largest, found.until),
+            unit="s",
+            formula=f"of {largest.asked.hosts} hosts; {started} while others kept coming",
+        ),
+    )
 
 
 def _waited(job: Job, until: float) -> float:

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from partitioning.planner import data_rate, mfu, running_terms
 from partitioning.planner.answers import Answer, Quantity, Section, amount
+from partitioning.planner.calculators import data_rate, mfu, running_terms
+from partitioning.planner.calculators.mfu import Machine
 from partitioning.planner.command import Given, add, number, positive, several, share, tokens
-from partitioning.planner.mfu import Machine
 
 
 def register(commands: Any) -> None:

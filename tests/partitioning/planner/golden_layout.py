@@ -2,15 +2,10 @@
 
 import dataclasses
 
-from partitioning.planner import (
-    bubble,
-    communication,
-    mfu,
-    state,
-)
-from partitioning.planner.chapter import MACHINE, SMALLER, TIMES
-from partitioning.planner.communication import Sharded
-from partitioning.planner.state import Layout
+from partitioning.planner.calculators import bubble, communication, mfu, state
+from partitioning.planner.calculators.communication import Sharded
+from partitioning.planner.calculators.state import Layout
+from partitioning.planner.documents.chapter import MACHINE, SMALLER, TIMES
 from tests.partitioning.planner.asking import quantity
 from tests.partitioning.planner.golden_terms import (
     Rounded,

@@ -2,14 +2,10 @@
 
 import dataclasses
 
-from partitioning.planner import (
-    activations,
-    bubble,
-    state,
-)
-from partitioning.planner.chapter import MACHINE, SMALLER, TIMES, TRACE
-from partitioning.planner.communication import Ring
-from partitioning.planner.state import Layout
+from partitioning.planner.calculators import activations, bubble, state
+from partitioning.planner.calculators.communication import Ring
+from partitioning.planner.calculators.state import Layout
+from partitioning.planner.documents.chapter import MACHINE, SMALLER, TIMES, TRACE
 from tests.partitioning.planner.golden_terms import (
     REVIEW,
     asked,

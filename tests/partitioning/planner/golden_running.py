@@ -2,14 +2,9 @@
 
 import dataclasses
 
-from partitioning.planner import (
-    cost,
-    data_rate,
-    reliability,
-    spares,
-)
-from partitioning.planner.chapter import MACHINE, saving
-from partitioning.planner.reliability import META, Saving, save_share
+from partitioning.planner.calculators import cost, data_rate, reliability, spares
+from partitioning.planner.calculators.reliability import META, Saving, save_share
+from partitioning.planner.documents.chapter import MACHINE, saving
 from tests.partitioning.planner.golden_terms import (
     Rounded,
     book,

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from partitioning.planner import (
+from partitioning.planner.calculators import (
     activations,
     bubble,
     communication,
@@ -11,9 +11,9 @@ from partitioning.planner import (
     spares,
     state,
 )
+from partitioning.planner.calculators.reliability import ONE_PERCENT
+from partitioning.planner.calculators.state import Layout
 from partitioning.planner.commands.errata import errata
-from partitioning.planner.reliability import ONE_PERCENT
-from partitioning.planner.state import Layout
 from tests.partitioning.planner.asking import answer
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partitioning.planner.activations import Layer, layers_in_flight
+from partitioning.planner.calculators.activations import Layer, layers_in_flight
 
 sizes = st.integers(1, 64)
 layers = st.builds(

@@ -11,8 +11,8 @@ import sys
 import pytest
 
 from partitioning.planner import __main__ as planner
-from partitioning.planner.drawing import draw, link_of
-from partitioning.planner.search_space import OFFLOADED
+from partitioning.planner.advisor.drawing import draw, link_of
+from partitioning.planner.advisor.search_space import OFFLOADED
 from trainer.fleet import load_fleet
 from trainer.readiness import examine
 
@@ -117,7 +117,7 @@ def test_the_impossible_is_refused_with_the_number_that_breaks(capsys) -> None:
     )
     assert code == 64
     assert "Nothing fits." in out
-    assert "on a device that has 85.9 GB (80 GiB)" in out
+    assert "on a device that has 84.98 GB (79.14 GiB)" in out
     assert "optimizer state" in out
     assert "--fix=offload=1" in out
 
@@ -127,7 +127,7 @@ def test_a_fixed_value_that_cannot_fit_is_an_error_with_gigabytes(capsys) -> Non
         *arguments("70b_512", "--fix=fsdp=1", "--fix=tensor=1", "--fix=stage=1"), capsys=capsys
     )
     assert code == 64
-    assert "of 85.9 GB" in out
+    assert "of 85.0 GB" in out
 
 
 @pytest.mark.parametrize(
@@ -228,3 +228,14 @@ def test_the_drawing_shows_axes_on_links_and_devices_on_hosts() -> None:
     ).read_text().rstrip("\n")
     assert link_of("tensor", sizes, cluster=cluster).name == "nvlink"
     assert link_of("stage", sizes, cluster=cluster).name == "infiniband"
+
+
+def test_money_also_looks_at_fewer_devices_and_says_how_pools_compare(capsys) -> None:
+    code, out, _ = run(*arguments("8b_128k", "--rank=money", "--fix=tensor=8"), capsys=capsys)
+    assert code == 0
+    head, _, rest = out.partition("\n\n")
+    devices = [int(line.split()[0]) for line in head.splitlines()[1:]]
+    assert sorted(devices) == [8, 16, 32, 64]
+    assert f"{devices[0]} x h100 (h100)" in rest, "the cheapest is shown in full"
+    costs = [float(line.split()[6]) for line in head.splitlines()[1:]]
+    assert costs == sorted(costs)

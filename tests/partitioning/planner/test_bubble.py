@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partitioning.planner.bubble import (
+from partitioning.planner.calculators.bubble import (
     bubble,
     least_chunks,
     least_microbatches,

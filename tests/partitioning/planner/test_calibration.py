@@ -7,10 +7,10 @@ import statistics
 import pytest
 
 from partitioning.planner.__main__ import main
-from partitioning.planner.calibration import Row, calibrate
+from partitioning.planner.cost_model.calibration import Row, calibrate
+from partitioning.planner.cost_model.published_runs import FOLDER, read_runs
 from partitioning.planner.decoder_parameters import count, parameters
 from partitioning.planner.inputs import load_model
-from partitioning.planner.published_runs import FOLDER, read_runs
 
 FITTED, HELD_OUT = calibrate().groups.values()
 HEADER = (FOLDER / "fitted.csv").read_text().splitlines()[0]

@@ -7,14 +7,14 @@ import hypothesis
 import pytest
 from hypothesis import strategies
 
-from partitioning.planner.cluster_simulation import (
+from partitioning.planner.simulation.cluster_simulation import (
     JobRequest,
     SharedCluster,
     TeamShare,
     shares,
     simulate_cluster,
 )
-from partitioning.planner.job_mix import equal_teams, mix, usual_jobs
+from partitioning.planner.simulation.job_mix import equal_teams, mix, usual_jobs
 
 TWO = (TeamShare(name="a", hosts=60, weight=60), TeamShare(name="b", hosts=40, weight=40))
 CLUSTER = SharedCluster(hosts=100, teams=TWO)

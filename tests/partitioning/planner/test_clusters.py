@@ -40,6 +40,8 @@ def test_a_chip_that_there_is_a_compiler_for_names_it(name: str) -> None:
     for pool in load_fleet(name).pools:
         expected = pool.chip.name if pool.chip.name in TARGETS else pool.chip.target
         assert pool.chip.target == expected
+        if pool.chip.name in TARGETS:
+            assert pool.chip.memory == TARGETS[pool.chip.name].memory
         assert pool.chip.target in {*TARGETS, ""}
 
 

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partitioning.planner.communication import (
+from partitioning.planner.calculators.communication import (
     Ring,
     Sharded,
     StepTimes,
@@ -11,7 +11,7 @@ from partitioning.planner.communication import (
     expert_exchange,
     ring_factor,
 )
-from partitioning.planner.state import Layout
+from partitioning.planner.calculators.state import Layout
 
 times = st.builds(
     StepTimes,

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partitioning.planner import data_rate
-from partitioning.planner.cost import Run, Storage, divided, replicas
+from partitioning.planner.calculators import data_rate
+from partitioning.planner.calculators.cost import Run, Storage, divided, replicas
 
 shares = st.floats(0, 0.45)
 runs = st.builds(

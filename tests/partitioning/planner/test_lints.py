@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launch.contract import Verdict
-from partitioning.planner import lints
+from partitioning.planner.cost_model import lints
+from partitioning.planner.cost_model.run_outlook import RunOutlook
+from partitioning.planner.cost_model.step_time import predict
 from partitioning.planner.inputs import load_inputs, plan_of
 from partitioning.planner.plan_arguments import load_cluster
-from partitioning.planner.run_outlook import RunOutlook
-from partitioning.planner.step_time import predict
 from trainer.deviceless import device_count
 
 H100 = load_cluster("h100_512")

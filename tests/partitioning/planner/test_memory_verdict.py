@@ -6,8 +6,8 @@ import pytest
 
 from launch.contract import Verdict
 from partitioning.planner.answers import Quantity
-from partitioning.planner.memory import MemoryUse
-from partitioning.planner.memory_verdict import formula_verdict, host_verdict
+from partitioning.planner.cost_model.memory import MemoryUse
+from partitioning.planner.cost_model.memory_verdict import formula_verdict, host_verdict
 from partitioning.planner.plan_arguments import load_cluster
 
 H100 = load_cluster("h100_8")

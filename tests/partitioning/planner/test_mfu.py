@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partitioning.planner.mfu import Machine, added, attention_flops, label, multiplied
+from partitioning.planner.calculators.mfu import Machine, added, attention_flops, label, multiplied
 
 machines = st.builds(
     Machine,

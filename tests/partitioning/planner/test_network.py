@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partitioning.mesh_config import AXES
-from partitioning.planner.network import lanes, members_within, passage
+from partitioning.planner.cost_model.network import lanes, members_within, passage
 from partitioning.planner.plan_arguments import load_cluster
 from partitioning.transfers import Transfer
 

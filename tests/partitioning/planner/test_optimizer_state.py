@@ -4,9 +4,9 @@ import jax
 import pytest
 
 from partitioning.mesh_config import MeshConfig
+from partitioning.planner.cost_model.layout import leaves
+from partitioning.planner.cost_model.optimizer_state import state_elements, state_width
 from partitioning.planner.inputs import load_inputs, plan_of
-from partitioning.planner.layout import leaves
-from partitioning.planner.optimizer_state import state_elements, state_width
 from trainer.certificate import programs
 from trainer.deviceless import device_count
 from trainer.optimizer_config import SGD, Adafactor, AdamW, Lion, Muon

@@ -28,7 +28,7 @@ def test_memory_of_a_run_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
     found = answer(capsys, "memory", *RUN)
     total = sum(part["value"] for part in found["parts"].values())
     assert found["together"]["total"]["value"] == pytest.approx(total)
-    assert found["together"]["limit"]["value"] == 80 * 2**30
+    assert found["together"]["limit"]["value"] == 84_978_434_048
 
 
 def test_what_does_not_fit_leaves_with_64_and_says_what_takes_most(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from partitioning.planner.reliability import (
+from partitioning.planner.calculators.reliability import (
     Saving,
     availability,
     daly,

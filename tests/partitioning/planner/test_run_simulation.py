@@ -8,8 +8,8 @@ import hypothesis
 import pytest
 from hypothesis import strategies
 
-from partitioning.planner.failure_classes import DAY, WEEK, FailureClass, meta, uniform
-from partitioning.planner.run_simulation import (
+from partitioning.planner.simulation.failure_classes import DAY, WEEK, FailureClass, meta, uniform
+from partitioning.planner.simulation.run_simulation import (
     Case,
     Stragglers,
     Tier,
@@ -127,6 +127,14 @@ def test_what_is_lost_is_at_most_an_interval_and_what_was_not_yet_written() -> N
     assert mean == pytest.approx(RUN.interval / 2 + written, rel=0.2)
 
 
+def test_a_write_longer_than_the_interval_is_finished_before_the_next_begins() -> None:
+    tier = Tier(name="store", blocked=5.0, written=2000.0, restore=15.0)
+    run = simulate(dataclasses.replace(RUN, interval=50.0, tiers=(tier,)), seed=5)
+    assert 0 < max(r.lost for r in run.recoveries) <= 2 * tier.written + 50.0
+    saves = run.saving / tier.blocked
+    assert saves <= run.wall / tier.written + len(run.recoveries) + 1
+
+
 def test_without_spares_the_run_waits_for_repairs() -> None:
     none = simulate(dataclasses.replace(RUN, spares=0, repair=3600.0), seed=2)
     some = simulate(dataclasses.replace(RUN, spares=4, repair=3600.0), seed=2)
@@ -167,3 +175,23 @@ def test_percentiles_are_values_that_occurred() -> None:
 def test_impossible_cases_are_refused(change) -> None:
     with pytest.raises(ValueError, match=r"positive|first tier"):
         dataclasses.replace(RUN, **change)
+
+
+def test_a_schedule_is_played_as_it_is_written() -> None:
+    kind = FailureClass(name="kill", rate=0.0, detection=10.0, restart=90.0)
+    tier = Tier(name="disk", blocked=5.0, written=5.0, restore=20.0)
+    case = Case(
+        devices=8,
+        work=1000.0,
+        interval=100.0,
+        tiers=(tier,),
+        classes=(kind,),
+        schedule=(150.0, 200.0, 700.0),
+    )
+    run = simulate(case, seed=0)
+    first, second = run.recoveries
+    assert (first.at, first.lost, first.still, first.faults) == (150.0, 45.0, 160.0, 2)
+    assert (second.at, second.lost, second.still) == (700.0, 75.0, 120.0)
+    assert run.wall == 1000.0 + 9 * 5.0 + run.lost + run.still
+    with pytest.raises(ValueError, match="must ascend"):
+        dataclasses.replace(case, schedule=(2.0, 1.0))

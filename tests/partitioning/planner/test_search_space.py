@@ -10,10 +10,10 @@ from hypothesis import strategies
 
 from partitioning import traffic
 from partitioning.mesh_config import MeshConfig
+from partitioning.planner.advisor.search_space import RULE_SETS, Question, layouts, plans, remats
 from partitioning.planner.decoder_parameters import parameters
 from partitioning.planner.inputs import load_inputs, rule_file
 from partitioning.planner.plan import Plan
-from partitioning.planner.search_space import RULE_SETS, Question, layouts, plans, remats
 from trainer import config
 from trainer.context_length import check_context
 from trainer.fleet import load_fleet

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partitioning.planner.spares import by_share, poisson_quantile, restarts, spares
+from partitioning.planner.calculators.spares import by_share, poisson_quantile, restarts, spares
 
 
 def at_most(count, mean):

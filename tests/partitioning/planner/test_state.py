@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partitioning.planner.state import (
+from partitioning.planner.calculators.state import (
     STATE,
     Layout,
     checkpoint_bytes,

@@ -5,8 +5,8 @@ import pathlib
 import pytest
 
 from models.experts_config import ExpertsConfig
+from partitioning.planner.cost_model.step_flops import step_flops
 from partitioning.planner.inputs import load_model
-from partitioning.planner.step_flops import step_flops
 from trainer.certificate import programs
 from trainer.flops import step_flops as traced
 

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partitioning.mesh_config import MeshConfig, PipelineConfig
-from partitioning.planner.compute import compute
+from partitioning.planner.cost_model.compute import compute
+from partitioning.planner.cost_model.step_time import Prediction, predict
 from partitioning.planner.inputs import load_inputs, plan_of
 from partitioning.planner.plan_arguments import load_cluster
-from partitioning.planner.step_time import Prediction, predict
 from trainer.deviceless import device_count
 
 

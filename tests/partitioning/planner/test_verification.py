@@ -10,11 +10,11 @@ from collections.abc import Callable
 import pytest
 
 from partitioning.planner import __main__ as planner
-from partitioning.planner import verification
+from partitioning.planner.advisor import verification
+from partitioning.planner.advisor.plan_file import Source
+from partitioning.planner.advisor.search import Evaluations, Outcome, search
+from partitioning.planner.advisor.search_space import RULE_SETS, Question
 from partitioning.planner.inputs import load_inputs, rule_file
-from partitioning.planner.plan_file import Source
-from partitioning.planner.search import Evaluations, Outcome, search
-from partitioning.planner.search_space import RULE_SETS, Question
 from trainer.fleet import load_fleet
 
 FILE = "configs/models/llama3_8b.gin"
