@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from partitioning.planner.answers import Answer, Quantity, Section
-from partitioning.planner.command import Given, add, amount, number, positive
+from partitioning.planner.command import MOST, Given, add, amount, counted, number, positive
 from partitioning.planner.simulation.cluster_simulation import (
     Job,
     Shared,
