@@ -112,21 +112,24 @@ def read_runs(path: pathlib.Path) -> tuple[PublishedRun, ...]:
     Raises:
       ValueError: a line is not as described above.
     """
-    if not path.is_file():
-        raise ValueError(f"There is no file {path}.")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{str(path)[:80]} cannot be read: {error}.") from None
     found: list[PublishedRun] = []
-    with path.open(newline="") as file:
-        lines = csv.DictReader(text for text in file if not text.startswith("#"))
-        for number, line in enumerate(lines, start=1):
-            named = {name: (value or "").strip() for name, value in line.items()}
-            if named.get("source") == "same" and found:
-                named["source"] = found[-1].source
-            try:
-                found.append(_run(named))
-            except KeyError as error:
-                raise ValueError(f"{path}: there is no column {error}.") from error
-            except ValueError as error:
-                raise ValueError(f"{path}, row {number}: {error}") from error
+    rows = [row for row in text.splitlines() if not row.startswith("#")]
+    for number, line in enumerate(csv.DictReader(rows, restkey="more"), start=1):
+        if "more" in line:
+            raise ValueError(f"{path}, row {number}: more cells than columns.")
+        named = {name: (value or "").strip() for name, value in line.items()}
+        if named.get("source") == "same" and found:
+            named["source"] = found[-1].source
+        try:
+            found.append(_run(named))
+        except KeyError as error:
+            raise ValueError(f"{path}: there is no column {error}.") from error
+        except ValueError as error:
+            raise ValueError(f"{path}, row {number}: {error}") from error
     return tuple(found)
 
 
