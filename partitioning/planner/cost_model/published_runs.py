@@ -87,7 +87,8 @@ class PublishedRun:
 
         Reports leave out what the driver and libraries take. Frameworks on PyTorch hold logits in
         the compute dtype, and in float32 as such, as their logarithms and as both gradients, 16
-        bytes each; and in a pipeline nothing that only ours has: gathered embeddings, casts.
+        bytes each; free a block's activations as its gradients come; and have in a pipeline
+        nothing that only ours has: gathered embeddings, casts.
         """
         use = device_memory(self.plan, chip=self.cluster.chip)
         if self.is_jax:
@@ -97,7 +98,8 @@ class PublishedRun:
         logits = self.plan.step.tokens * self.plan.model.vocab_size / self.plan.sizes["tensor"]
         passing = ("gradients", "block", "experts", "gathered_weights")
         at_loss = held - sum(use.part(name) for name in passing) + 16 * logits
-        return max(held, at_loss)
+        freed = min(use.part("gradients"), use.part("activations"))
+        return max(held - freed, at_loss)
 
     @property
     def expected_to_fit(self) -> bool:
