@@ -6,7 +6,18 @@ import statistics
 from typing import Any
 
 from partitioning.planner.answers import Answer, Quantity, Section
-from partitioning.planner.command import Given, add, amount, counted, group, number, positive
+from partitioning.planner.command import (
+    Given,
+    add,
+    amount,
+    counted,
+    group,
+    number,
+    positive,
+    seconds,
+    share,
+    some_time,
+)
 from partitioning.planner.commands import simulate_cluster
 from partitioning.planner.simulation.failure_classes import DAY, WEEK, FailureClass, meta, uniform
 from partitioning.planner.simulation.run_simulation import (
@@ -38,39 +49,48 @@ def register(commands: Any) -> None:
         "Says what share of the time is progress, what is lost, and how long recoveries take.",
         [
             "simulate run --devices=16384 --failures=meta --days=54 --interval=600",
-            "simulate run --devices=512 --failures=0.01 --interval=1087 --blocked=5 --spares=4",
+            "simulate run --devices=512 --failures=1% --interval=18min --blocked=5s --spares=4",
         ],
         run=_simulate,
     )
-    one.add_argument("--devices", type=positive, default=512)
-    one.add_argument("--per_host", type=positive, default=8)
-    one.add_argument("--days", type=number, default=54.0, help="Wall time to look at (54).")
+    one.add_argument("--devices", type=positive, default=512, help="How many. (512)")
+    one.add_argument("--per_host", type=positive, default=8, help="Devices of a host. (8)")
+    one.add_argument("--days", type=number, default=54.0, help="Wall time to look at. (54)")
     one.add_argument(
         "--failures",
         default="0.01",
-        help="Per device and week; or meta, the classes of the Llama 3 405B run.",
+        help="Per device and week; or meta, the classes of the Llama 3 405B run. (1%%)",
     )
-    one.add_argument("--interval", type=number, default=600.0, help="Seconds between saves (600).")
-    one.add_argument("--blocked", type=amount, default=5.0, help="Seconds that a save blocks (5).")
-    one.add_argument("--written", type=amount, default=90.0, help="Seconds until it counts (90).")
-    one.add_argument("--restore", type=amount, default=60.0, help="Seconds to read it (60).")
+    one.add_argument("--interval", type=some_time, default=600.0, help="Between saves. (10min)")
+    one.add_argument("--blocked", type=seconds, default=5.0, help="Standing still to save. (5s)")
+    one.add_argument("--written", type=seconds, default=90.0, help="Until a save counts. (90s)")
+    one.add_argument("--restore", type=seconds, default=60.0, help="To read a checkpoint. (60s)")
     one.add_argument(
         "--memory_tier",
         type=positive,
         metavar="N",
         help="Save to peers' memory every interval, and to the store every Nth time.",
     )
-    one.add_argument("--detection", type=amount, default=30.0)
-    one.add_argument("--restart", type=amount, default=300.0)
-    one.add_argument("--spares", type=counted, default=4, help="Hosts that wait (4).")
-    one.add_argument("--repair", type=amount, default=4 * 3600.0, help="Seconds (4 h).")
     one.add_argument(
-        "--stragglers", type=amount, default=0.0, help="Slow devices per device and week (0)."
+        "--detection", type=seconds, default=30.0, help="Until a failure is noticed. (30s)"
     )
-    one.add_argument("--slowdown", type=number, default=1.3, help="Of all devices by one (1.3).")
-    one.add_argument("--noticed", type=amount, default=600.0, help="Seconds until told (600).")
-    one.add_argument("--trials", type=positive, default=20)
-    one.add_argument("--seed", type=counted, default=0)
+    one.add_argument(
+        "--restart", type=seconds, default=300.0, help="From then until it can restore. (5min)"
+    )
+    one.add_argument("--spares", type=counted, default=4, help="Hosts that wait. (4)")
+    one.add_argument(
+        "--repair", type=seconds, default=4 * 3600.0, help="Until a failed host is back. (4h)"
+    )
+    one.add_argument(
+        "--stragglers",
+        type=amount,
+        default=0.0,
+        help="That become slow, per device and week. (0)",
+    )
+    one.add_argument("--slowdown", type=number, default=1.3, help="Of all by a slow one. (1.3)")
+    one.add_argument("--noticed", type=seconds, default=600.0, help="Until it is told. (10min)")
+    one.add_argument("--trials", type=positive, default=20, help="Simulations. (20)")
+    one.add_argument("--seed", type=counted, default=0, help="Of the first. (0)")
 
 
 def _simulate(given: Given) -> Answer:
@@ -144,10 +164,10 @@ def _classes(given: Given) -> tuple[FailureClass, ...]:
     if given.failures == "meta":
         return meta(**costs)
     try:
-        rate = amount(given.failures)
+        rate = (share if given.failures.endswith("%") else amount)(given.failures)
     except argparse.ArgumentTypeError:
         raise ValueError(
-            f"--failures={given.failures}: a number per device and week, such as 0.01, or meta."
+            f"--failures={given.failures}: per device and week, such as 0.01 or 1%, or meta."
         ) from None
     return uniform(rate, **costs) if rate else ()
 

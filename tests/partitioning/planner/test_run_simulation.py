@@ -17,6 +17,7 @@ from partitioning.planner.simulation.run_simulation import (
     simulate,
     simulate_many,
 )
+from tests.partitioning.planner.asking import answer
 
 SYNCHRONOUS = Tier(name="store", blocked=20.0, written=20.0, restore=15.0)
 RUN = Case(
@@ -195,3 +196,9 @@ def test_a_schedule_is_played_as_it_is_written() -> None:
     assert run.wall == 1000.0 + 9 * 5.0 + run.lost + run.still
     with pytest.raises(ValueError, match="must ascend"):
         dataclasses.replace(case, schedule=(2.0, 1.0))
+
+
+def test_durations_and_rates_are_read_as_elsewhere():
+    plain = "simulate run --trials=1 --days=2 --failures=0.02 --interval=600 --repair=7200"
+    units = "simulate run --trials=1 --days=2 --failures=2% --interval=10min --repair=2h"
+    assert answer(plain) == answer(units)
