@@ -171,7 +171,10 @@ def _start_jax(cluster: ClusterConfig, *, tier: Tier) -> None:
 def _hinted(error: ValueError, run: RunConfig, cluster: ClusterConfig) -> str:
     """Adds the cluster's name that the mesh would fit, where it says how many devices it needs."""
     with contextlib.suppress(ValueError):
-        return f"{error} The cluster may be --cluster={cluster.name}_{device_count(run)}."
+        devices = device_count(run)
+        if cluster.name in cluster_names():
+            return f"{error} The cluster may be --cluster={cluster.name}_{devices}."
+        return f"{error} The cluster's file may say ClusterConfig.devices = {devices}."
     return str(error)
 
 

@@ -1,7 +1,6 @@
 """What a dry run found, as text for people and as one JSON object."""
 
 import dataclasses
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -13,6 +12,7 @@ from partitioning.planner.cost_model.step_time import Prediction
 from partitioning.table import Row, show_bytes
 from partitioning.table import show as show_rows
 from partitioning.traffic_check import AxisVerdict
+from trainer.finite_json import dumps
 
 VERSION = 1
 Tier = Literal["cuda", "tpu", "cpu"]
@@ -140,7 +140,7 @@ def as_json(found: DryRun) -> str:
         "checkpoint": _checkpoint_dict(found.outlook),
         "sharding": [dataclasses.asdict(row) for row in found.table],
     }
-    return json.dumps(plain, indent=1)
+    return dumps(plain, indent=1)
 
 
 def show(found: DryRun) -> str:

@@ -171,6 +171,21 @@ def test_what_cannot_work_is_an_error_with_the_reason(cluster, bindings, about, 
     assert expected in told(found, about)
 
 
+def test_a_cluster_that_never_fails_stays_json(tmp_path):
+    path = tmp_path / "ours.gin"
+    path.write_text("include 'configs/clusters/mi300x.gin'\nClusterConfig.failures = 0.0\n")
+    checkpoint = json.loads(as_json(examined(str(path))), parse_constant=pytest.fail)["checkpoint"]
+    assert (checkpoint["interval_seconds"], checkpoint["interval_steps"]) == ("Infinity", 0)
+
+
+def test_a_file_of_ones_own_is_named_by_what_it_has_to_say(tmp_path):
+    path = tmp_path / "ours.gin"
+    path.write_text("include 'configs/clusters/h100.gin'\nClusterConfig.name = 'ours'\n")
+    said = told(examined(str(path), "MeshConfig.fsdp=16"), "mesh")
+    assert "ClusterConfig.devices = 16" in said
+    assert "ours_16" not in said
+
+
 def test_unwise_layouts_are_named_by_the_dry_run_too():
     found = examined("mi300x_8")
     assert "128 tokens on each device" in told(found, "batch")

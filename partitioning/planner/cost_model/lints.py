@@ -184,6 +184,8 @@ def _exposed(prediction: Prediction) -> Iterator[Finding]:
 
 def _interval(outlook: RunOutlook) -> Iterator[Finding]:
     """Says whether a failure costs too much work, or saving too much time."""
+    if math.isinf(outlook.mtbf):
+        return
     best, every = outlook.interval_steps, outlook.every or outlook.steps
     fails = outlook.hours * 3600 > FEW_FAILURES * outlook.mtbf
     if not fails and outlook.every == 0:

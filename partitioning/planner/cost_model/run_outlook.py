@@ -55,14 +55,12 @@ class RunOutlook:
     @property
     def interval(self) -> float:
         """Seconds between checkpoints that lose least, by Young; never less than a write takes."""
-        return max(self.write_seconds, young(self.write_seconds, mtbf=self.mtbf))
+        return _least_lossy(self.write_seconds, between=self.mtbf)
 
     @property
     def interval_steps(self) -> int:
-        """The same in steps, rounded up to two digits."""
-        steps = max(1, math.ceil(self.interval / self.step_seconds))
-        unit = 10 ** max(0, len(str(steps)) - 2)
-        return math.ceil(steps / unit) * unit
+        """The same in steps, rounded up to two digits; 0 where nothing fails."""
+        return _in_steps(self.interval, step_seconds=self.step_seconds)
 
 
 def run_outlook(
@@ -89,7 +87,7 @@ def run_outlook(
         price=cluster.price,
         checkpoint=checkpoint,
         write_seconds=checkpoint / cluster.storage_write,
-        mtbf=mtbf(devices, rate=cluster.failures) if cluster.failures else math.inf,
+        mtbf=_between_failures(cluster, devices=devices),
         every=run.checkpoint.every,
     )
 
@@ -100,3 +98,32 @@ def checkpoint_bytes(plan: Plan) -> float:
     kept = sum(state_elements(plan.optimizer, leaf) for leaf in tree)
     width = state_width(plan.optimizer, param_dtype=plan.model.param_dtype)
     return sum(leaf.elements for leaf in tree) * WIDTH[plan.model.param_dtype] + kept * width
+
+
+def best_every(plan: Plan, *, cluster: ClusterConfig, step_seconds: float) -> int:
+    """Returns the steps between checkpoints that lose least; 0 on a cluster that never fails.
+
+    Args:
+      plan: on all devices of the cluster.
+      cluster: failures and storage.
+      step_seconds: of one step.
+    """
+    written = checkpoint_bytes(plan) / cluster.storage_write
+    between = _between_failures(cluster, devices=cluster.devices)
+    return _in_steps(_least_lossy(written, between=between), step_seconds=step_seconds)
+
+
+def _between_failures(cluster: ClusterConfig, *, devices: int) -> float:
+    return mtbf(devices, rate=cluster.failures) if cluster.failures else math.inf
+
+
+def _least_lossy(written: float, *, between: float) -> float:
+    return max(written, young(written, mtbf=between))
+
+
+def _in_steps(seconds: float, *, step_seconds: float) -> int:
+    if math.isinf(seconds):
+        return 0
+    steps = max(1, math.ceil(seconds / step_seconds))
+    unit = 10 ** max(0, len(str(steps)) - 2)
+    return math.ceil(steps / unit) * unit

@@ -1,6 +1,7 @@
 """What is possible but unwise is named with its numbers and with the flag that changes it."""
 
 import dataclasses
+import math
 
 import pytest
 from hypothesis import given
@@ -139,6 +140,11 @@ def test_intervals_far_from_the_best_are_named_with_the_best():
 def test_a_run_that_is_over_before_it_fails_need_not_save():
     assert interval(every=0, steps=1000) == ""
     assert "warning" in interval(every=0)
+
+
+def test_a_cluster_that_never_fails_has_no_best_interval():
+    assert interval(mtbf=math.inf) == ""
+    assert dataclasses.replace(OUTLOOK, mtbf=math.inf).interval_steps == 0
 
 
 def test_the_price_has_its_terms():
