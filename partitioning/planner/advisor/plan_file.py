@@ -37,12 +37,18 @@ class Source:
     devices: int
 
 
-def gin_text(candidate: Candidate, *, source: Source) -> str:
-    """Returns the text of a run file; the user's own files are included, not copied."""
+def gin_text(candidate: Candidate, *, source: Source, every: int = 0) -> str:
+    """Returns the text of a run file; the user's own files are included, not copied.
+
+    Args:
+      candidate: the plan.
+      source: what the user described.
+      every: steps between checkpoints, where the user's files describe no run.
+    """
     plan, layout = candidate.plan, candidate.layout
     lines = [*_heading(candidate, source), ""]
     if not source.is_run:
-        lines += [_DATA, "RunConfig.task = @LanguageModel()"]
+        lines += [_DATA, *_saving(every), "RunConfig.task = @LanguageModel()"]
     files = [*source.files, rule_file(layout.rules), *(() if source.is_run else _PARTS)]
     lines += [f"include {name!r}" for name in files]
     lines += list(source.bindings)
@@ -62,6 +68,19 @@ def gin_text(candidate: Candidate, *, source: Source) -> str:
     if plan.optimizer.offload:
         lines.append(f"{type(plan.optimizer).__name__}.offload = True")
     return "\n".join(lines) + "\n"
+
+
+def _saving(every: int) -> tuple[str, ...]:
+    if not every:
+        return ()
+    about = "# Loses least at this cluster's rate of failures; 0 saves only at the end."
+    return (about, f"CheckpointConfig.every = {every}", "")
+
+
+def check_free(path: pathlib.Path) -> None:
+    """Raises ValueError if there is a file already, so that nobody searches in vain."""
+    if path.exists():
+        raise ValueError(f"--out={path} exists already; name another file.")
 
 
 def write(path: pathlib.Path, text: str) -> None:

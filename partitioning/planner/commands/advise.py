@@ -14,12 +14,13 @@ from models.decoder_config import ContextAttention
 from partitioning.mesh_config import ScheduleName
 from partitioning.planner.advisor.advice import Advice, Constraint, compared, constraints
 from partitioning.planner.advisor.drawing import draw
-from partitioning.planner.advisor.plan_file import Source, gin_text, write
+from partitioning.planner.advisor.plan_file import Source, check_free, gin_text, write
 from partitioning.planner.advisor.search import Evaluations, search
 from partitioning.planner.advisor.search_space import FIXABLE, RULE_SETS, Question
 from partitioning.planner.advisor.verification import verified
 from partitioning.planner.answers import Policy
 from partitioning.planner.command import Given, add, positive, tokens
+from partitioning.planner.cost_model.run_outlook import best_every
 from partitioning.planner.hardware import ClusterConfig
 from partitioning.planner.inputs import Parts, decoder_of, load_inputs, rule_file
 from trainer.fleet import load_fleet
@@ -120,14 +121,17 @@ def register(commands: Any) -> None:
 
 
 def _advise(given: Given) -> Advices:
+    if given.out:
+        check_free(given.out)
     sources = load_inputs(given.gin_file, given.gin_bindings)
     every = _pools(given)
     pools = [_of_pool(given, sources, pool, several=len(every) > 1) for pool in every]
     pools.sort(key=lambda advice: _rank(advice))
     best = pools[0].outcome
     if given.out and best.fitting:
-        text = gin_text(best.fitting[0], source=_source(given, sources, best.asked.cluster))
-        write(given.out, text)
+        first, cluster = best.fitting[0], best.asked.cluster
+        steps = best_every(first.plan, cluster=cluster, step_seconds=first.seconds)
+        write(given.out, gin_text(first, source=_source(given, sources, cluster), every=steps))
         pools[0] = dataclasses.replace(pools[0], written=str(given.out))
     drawing = ""
     if given.draw and best.fitting:

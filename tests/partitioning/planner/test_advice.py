@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -14,6 +15,7 @@ from partitioning.planner import __main__ as planner
 from partitioning.planner.advisor.drawing import draw, link_of
 from partitioning.planner.advisor.search_space import OFFLOADED
 from trainer.fleet import load_fleet
+from trainer.layout_checks import Where
 from trainer.readiness import examine
 
 CASES = {
@@ -85,6 +87,18 @@ def test_the_written_file_is_a_run_that_the_trainer_would_start(case: str, tmp_p
     checked = examine([str(out)], [], devices=found["devices"], processes=found["devices"] // 8)
     wrong = [f for f in checked if f.verdict == "error" and f.about != "data"]
     assert wrong == []
+
+
+def test_the_written_run_saves_as_often_as_loses_least(tmp_path, capsys) -> None:
+    out = tmp_path / "plan.gin"
+    assert run(*arguments("70b_512", f"--out={out}"), capsys=capsys)[0] == 0
+    (cluster,) = load_fleet("h100_512").pools
+    checked = examine([str(out)], [], devices=512, processes=64, where=Where(cluster=cluster))
+    (found,) = (f for f in checked if f.about == "interval")
+    assert found.verdict == "ok"
+    every = re.search(r"^CheckpointConfig.every = (\d+)$", out.read_text(), re.MULTILINE)
+    assert every is not None
+    assert f"CheckpointConfig.every={every[1]} loses least" in found.message
 
 
 @pytest.mark.parametrize(
@@ -165,7 +179,10 @@ def test_a_batch_that_a_model_file_does_not_say_is_asked_for(capsys) -> None:
     assert "--tokens_per_batch is missing" in err
 
 
-def test_a_file_that_exists_is_not_overwritten(tmp_path: pathlib.Path, capsys) -> None:
+def test_a_file_that_exists_is_not_overwritten_nor_searched_for(
+    tmp_path: pathlib.Path, capsys, monkeypatch
+) -> None:
+    monkeypatch.delattr("partitioning.planner.commands.advise.search")
     out = tmp_path / "plan.gin"
     out.write_text("mine")
     code, _, err = run(*arguments("8b_8", f"--out={out}"), capsys=capsys)
