@@ -89,7 +89,7 @@ def test_dry_run():
 
 
 def test_planning(folder):
-    assert kinds("planning") == {"bash", "text"}
+    assert kinds("planning") == {"bash", "text", "yaml"}
     pages.run("planning")
     assert "MeshConfig." in (folder / "plan.gin").read_text()
 
