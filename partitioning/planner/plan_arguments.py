@@ -12,7 +12,7 @@ from partitioning.planner.hardware import ClusterConfig
 from partitioning.planner.inputs import Parts, load_inputs, plan_of
 from partitioning.planner.plan import Plan
 from partitioning.traffic_step import Work
-from trainer.fleet import load_fleet
+from trainer.fleet import load_cluster
 from trainer.run_config import RunConfig
 
 
@@ -51,19 +51,6 @@ def read_plan(given: Given) -> tuple[Plan, ClusterConfig]:
     plan = dataclasses.replace(plan, model=_model(plan.model, given), work=_work(plan.work, given))
     _check_rows(plan)
     return plan, cluster
-
-
-def load_cluster(name: str) -> ClusterConfig:
-    """Returns the one cluster of a name.
-
-    Raises:
-      ValueError: there are several, or none.
-    """
-    pools = load_fleet(name).pools
-    if len(pools) > 1:
-        names = ", ".join(f"{pool.name}_{pool.devices}" for pool in pools)
-        raise ValueError(f"--cluster={name} has several kinds of devices; take one of: {names}.")
-    return pools[0]
 
 
 def _of_parts(parts: Parts, mesh: MeshConfig | None, *, devices: int, given: Given) -> Plan:

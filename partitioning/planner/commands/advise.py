@@ -114,7 +114,7 @@ def _advise(given: Given) -> Advices:
     sources = load_inputs(given.gin_file, given.gin_bindings)
     every = _pools(given)
     pools = [_of_pool(given, sources, pool, several=len(every) > 1) for pool in every]
-    pools.sort(key=lambda advice: _rank(advice))
+    pools.sort(key=_rank)
     best = pools[0].outcome
     if given.out and best.fitting:
         text = gin_text(best.fitting[0], source=_source(given, sources, best.asked.cluster))

@@ -22,7 +22,7 @@ _GIVEN = 0.75
 
 
 def register(commands: Any) -> None:
-    """Adds both commands."""
+    """Adds the commands."""
     memory = add(
         commands,
         "memory",
@@ -104,8 +104,7 @@ def _step(given: Given) -> Answer:
 
 
 def _totals(found: Prediction, cluster: ClusterConfig) -> tuple[Quantity, ...]:
-    flops, hour = found.flops, found.devices * cluster.price
-    rate = found.tokens_per_second
+    flops, rate = found.flops, found.tokens_per_second
     return (
         Quantity(name="seconds", value=found.seconds, unit="s", formula="sum of the above"),
         Quantity(name="tokens", value=found.tokens),
@@ -118,7 +117,7 @@ def _totals(found: Prediction, cluster: ClusterConfig) -> tuple[Quantity, ...]:
         Quantity(name="hfu", value=found.hfu, unit="share", formula="with what is computed again"),
         Quantity(
             name="money_per_1e9_tokens",
-            value=1e9 / rate / 3600 * hour,
+            value=found.cost(cluster.price),
             unit="USD",
             formula=f"{found.devices:,} x {cluster.price} USD/h, while it trains",
         ),
@@ -150,9 +149,8 @@ def _traffic(found: Prediction) -> tuple[Section, ...]:
 
 
 def _shown(plan: Plan) -> str:
-    used = " x ".join(f"{axis}={size}" for axis, size in plan.sizes.items() if size > 1)
     work = plan.work
     return (
-        f"{used or 'one device'}, {work.rows} x {work.length} tokens in {work.microbatches} "
+        f"{plan.mesh}, {work.rows} x {work.length} tokens in {work.microbatches} "
         f"microbatch(es), remat={plan.model.remat!r}"
     )

@@ -3,6 +3,7 @@
 import math
 import random
 
+from partitioning.planner.calculators.reliability import DAY
 from partitioning.planner.simulation.cluster_simulation import JobRequest, SharedCluster, TeamShare
 
 _SIZES = ((1, 40), (2, 20), (4, 18), (8, 14), (16, 5), (32, 2), (64, 1))
@@ -37,7 +38,7 @@ def mix(
     """
     chance = random.Random(seed)
     mean = _MEDIAN_S * math.exp(_SPREAD**2 / 2)
-    window = days * 86_400.0
+    window = days * DAY
     requests = [_request(chance, 0, shares, hosts, size=max(1, hosts // 2), at=window / 2)]
     sizes, weights = zip(*_SIZES, strict=True)
     now = 0.0

@@ -8,7 +8,7 @@ from launch.contract import Verdict
 from partitioning.planner.answers import Quantity
 from partitioning.planner.cost_model.memory import MemoryUse
 from partitioning.planner.cost_model.memory_verdict import formula_verdict, host_verdict
-from partitioning.planner.plan_arguments import load_cluster
+from trainer.fleet import load_cluster
 
 H100 = load_cluster("h100_8")
 
