@@ -29,7 +29,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     add("--cluster", default="h100", help="Name in configs/clusters, as in h100_512, or a file.")
     add("--mesh", help="Sizes, as in fsdp=64,tensor=8; -1 takes what is left.")
     add("--batch_tokens", type=tokens, help="Tokens of a step, as in 4M.")
-    add("--seq_len", type=positive, help="Tokens of a row.")
+    add("--seq_len", type=tokens, help="Tokens of a row.")
     add("--microbatches", type=positive, help="Parts that run one after the other.")
     add("--remat", help="DecoderConfig.remat, as in full, selective or save:attention.")
 

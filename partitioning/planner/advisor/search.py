@@ -128,7 +128,7 @@ def search(
     for layout in layouts(asked):
         tried = _Tried(asked, layout, evaluations, rank, endless_memory)
         for remat in remats(asked, layout):
-            if tried.every_plan_fits(remat):
+            if tried.add_best(remat):
                 break  # what holds less only computes more
         fitting += tried.fitting
         refused += [tried.least] if tried.least and not tried.fitting else []
@@ -156,8 +156,8 @@ class _Tried:
     least: Refused | None = None
     looked_at: int = 0
 
-    def every_plan_fits(self, remat: str) -> bool:
-        """Adds the best plan with a rematerialisation; whether none of its plans was too large."""
+    def add_best(self, remat: str) -> bool:
+        """Adds the best plan with a rematerialisation; returns whether all of its plans fit."""
         found: list[Candidate] = []
         refused = False
         for plan in plans(self.asked, self.layout, remat=remat):

@@ -1,14 +1,13 @@
 """``compare``: which ways of parallelism are fastest, by model and cluster."""
 
-import argparse
 import math
 import pathlib
 from typing import Any
 
+from partitioning.planner.advisor.question import question_of
 from partitioning.planner.advisor.search import Evaluations, Outcome, families, search
 from partitioning.planner.answers import Answer, Quantity, Section
 from partitioning.planner.command import Given, add, tokens
-from partitioning.planner.commands.advise import question
 from partitioning.planner.inputs import load_inputs
 from trainer.fleet import load_cluster
 
@@ -72,9 +71,14 @@ def _compare(given: Given) -> Answer:
 
 
 def _searched(given: Given, file: str, name: str) -> Outcome:
-    one = argparse.Namespace(**{**vars(given), "gin_file": [file], "gin_bindings": [], "fix": []})
     pool = load_cluster(name)
-    asked, _ = question(one, load_inputs([file], []), pool)
+    asked, _ = question_of(
+        load_inputs([file]),
+        cluster=pool,
+        files=[file],
+        length=given.seq_len,
+        wanted=given.tokens_per_batch,
+    )
     return search(asked, evaluations=Evaluations(pool))
 
 

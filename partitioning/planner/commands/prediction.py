@@ -6,6 +6,7 @@ from partitioning.planner.advisor.drawing import draw
 from partitioning.planner.answers import Answer, Quantity, Section, shown
 from partitioning.planner.command import Given, add
 from partitioning.planner.cost_model.memory import device_memory
+from partitioning.planner.cost_model.memory_verdict import PREALLOCATED, memory_fraction
 from partitioning.planner.cost_model.step_time import Prediction, predict
 from partitioning.planner.hardware import ClusterConfig
 from partitioning.planner.plan import Plan
@@ -17,8 +18,6 @@ _MODEL = (
     "--seq_len=4096"
 )
 _CAUSAL, _FULL = "what the causal mask lets through", "the whole attention square"
-_GIVEN = 0.75
-"""Share of a GPU's memory that jax takes if XLA_PYTHON_CLIENT_MEM_FRACTION says nothing."""
 
 
 def register(commands: Any) -> None:
@@ -65,10 +64,11 @@ def _memory(given: Given) -> Answer:
         Quantity(name="host", value=use.host, unit="B", formula="waits in host memory"),
     )
     notes, needed = [], (use.total - use.part("reserved")) / use.limit
-    if use.fits and cluster.chip.vendor != "google" and needed > _GIVEN:
+    enough = memory_fraction(needed) if use.fits and cluster.chip.vendor != "google" else None
+    if enough is not None:
         notes.append(
-            f"jax takes {_GIVEN:.0%} of a GPU's memory; this needs {needed:.0%}. Start with "
-            f"XLA_PYTHON_CLIENT_MEM_FRACTION={min(needed + 0.03, 0.95):.2f}."
+            f"jax takes {PREALLOCATED:.0%} of a GPU's memory; this needs {needed:.0%}. Start with "
+            f"XLA_PYTHON_CLIENT_MEM_FRACTION={enough:g}."
         )
     largest = max(use.parts, key=lambda part: part.value).name.replace("_", " ")
     verdict = "It fits." if use.fits else f"It does not fit; most takes: {largest}."
