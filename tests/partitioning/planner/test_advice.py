@@ -13,7 +13,7 @@ import pytest
 from partitioning.planner import __main__ as planner
 from partitioning.planner.advisor.drawing import draw, link_of
 from partitioning.planner.advisor.search_space import OFFLOADED
-from trainer.fleet import load_fleet
+from trainer.fleet import load_cluster
 from trainer.readiness import examine
 
 CASES = {
@@ -221,7 +221,7 @@ def test_offloading_everything_is_a_name_that_the_trainer_knows(capsys) -> None:
 
 
 def test_the_drawing_shows_axes_on_links_and_devices_on_hosts() -> None:
-    cluster = load_fleet("h100_512").pools[0]
+    cluster = load_cluster("h100_512")
     sizes = {"data": 16, "stage": 4, "fsdp": 1, "expert": 1, "context": 1, "tensor": 8}
     assert draw(sizes, cluster=cluster) == (
         pathlib.Path(__file__).parent / "golden/drawing.txt"
