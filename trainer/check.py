@@ -18,11 +18,10 @@ from collections.abc import Sequence
 from absl import flags
 
 from launch.contract import ExitCode, Finding, Verdict
-from partitioning.planner.plan_arguments import load_cluster
 from partitioning.targets import has_compiler
 from trainer import standard_streams
 from trainer.config_parser import rewrite_arguments
-from trainer.fleet import cluster_of
+from trainer.fleet import cluster_of, load_cluster
 from trainer.layout_checks import Where
 from trainer.readiness import Directory, examine
 

@@ -156,9 +156,6 @@ RANGES: Mapping[str, Range] = {
     "ClusterConfig.host_memory": POSITIVE,
     "ClusterConfig.host_bandwidth": POSITIVE,
     "ClusterConfig.storage_write": POSITIVE,
-    "ClusterConfig.storage_read": POSITIVE,
-    "ClusterConfig.storage_price": NOT_NEGATIVE,
-    "ClusterConfig.repair": NOT_NEGATIVE,
 }
 """Field -> range; a class has the entries of its bases. None is no number and always passes."""
 

@@ -22,7 +22,6 @@ from partitioning.planner.cost_model.run_outlook import RunOutlook, run_outlook
 from partitioning.planner.cost_model.step_time import Prediction, predict
 from partitioning.planner.hardware import ClusterConfig
 from partitioning.planner.inputs import plan_of
-from partitioning.planner.plan_arguments import load_cluster
 from partitioning.targets import TARGETS, has_compiler
 from trainer import dry_run_compile
 from trainer.config import load
@@ -31,7 +30,7 @@ from trainer.deviceless import device_count, target_program
 from trainer.dry_run_compile import for_cpu
 from trainer.dry_run_report import DryRun, Tier, as_json, show
 from trainer.endings import UserError, user_error
-from trainer.fleet import cluster_names
+from trainer.fleet import cluster_names, load_cluster
 from trainer.program import Program
 from trainer.run_config import LanguageModel, RunConfig
 from trainer.state import parameter_rows

@@ -26,10 +26,6 @@ from trainer.program import Program
 from trainer.run_config import LanguageModel, RunConfig
 from trainer.state import abstract_batch, abstract_state, off_devices
 
-PREALLOCATED = 0.75
-"""Share of a GPU's memory that jax takes, unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise."""
-
-_MOST_PREALLOCATED = 0.95
 _STATE = {"parameters": "parameters", "optimizer": "optimizer_state", "average": "average"}
 _OTHER = "other"
 
@@ -250,15 +246,15 @@ def _fits(
 def _preallocated(memory: MemoryTable, *, tier: Tier) -> Iterator[Finding]:
     """Says where jax's own share of a GPU's memory is smaller than what is needed."""
     share = memory.needed / memory.limit
-    if tier != "cuda" or not memory.fits or share <= PREALLOCATED:
+    enough = memory_verdict.memory_fraction(share) if tier == "cuda" and memory.fits else None
+    if enough is None:
         return
-    enough = min(_MOST_PREALLOCATED, math.ceil(100 * (share + 0.02)) / 100)
     yield Finding(
         about="memory",
         verdict=Verdict.WARNING,
-        message=f"jax takes {PREALLOCATED:.0%} of a GPU's memory, and the step needs {share:.0%}: "
-        f"set XLA_PYTHON_CLIENT_MEM_FRACTION={enough:g} (workload.env of a job file). The rest is "
-        "for NCCL and cuBLAS.",
+        message=f"jax takes {memory_verdict.PREALLOCATED:.0%} of a GPU's memory, and the step "
+        f"needs {share:.0%}: set XLA_PYTHON_CLIENT_MEM_FRACTION={enough:g} (workload.env of a job "
+        "file). The rest is for NCCL and cuBLAS.",
     )
 
 

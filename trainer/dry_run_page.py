@@ -2,10 +2,10 @@
 
 import sys
 
-from partitioning.planner.plan_arguments import load_cluster
 from trainer.config_parser import REPOSITORY
 from trainer.dry_run import examine
 from trainer.dry_run_report import show
+from trainer.fleet import load_cluster
 
 PAGE = REPOSITORY / "docs" / "dry_run.md"
 FILE, CLUSTER = "configs/runs/llama3_8b_8.gin", "h100_8"

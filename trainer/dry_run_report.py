@@ -1,14 +1,15 @@
 """What a dry run found, as text for people and as one JSON object."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from launch.contract import ExitCode, Finding, Verdict
-from partitioning.planner.answers import shown
+from partitioning.planner.answers import aligned, shown
 from partitioning.planner.cost_model.memory import MemoryUse
 from partitioning.planner.cost_model.run_outlook import RunOutlook
 from partitioning.planner.cost_model.step_time import Prediction
+from partitioning.planner.plan import shown_mesh
 from partitioning.table import Row, show_bytes
 from partitioning.table import show as show_rows
 from partitioning.traffic_check import AxisVerdict
@@ -145,11 +146,10 @@ def as_json(found: DryRun) -> str:
 
 def show(found: DryRun) -> str:
     """Returns the report for people; the verdict is its last line."""
-    used = " x ".join(f"{axis}={size}" for axis, size in found.mesh.items()) or "one device"
     by = {"cpu": "traced and compiled for CPU", None: "not compiled"}.get(
         found.compiler, f"compiled for {found.chip}"
     )
-    lines = [f"{found.devices} x {found.chip}, {used}: {by}", ""]
+    lines = [f"{found.devices} x {found.chip}, {shown_mesh(found.mesh)}: {by}", ""]
     if found.table:
         lines += [show_rows(found.table), ""]
     if found.memory is not None:
@@ -233,18 +233,6 @@ def _step_lines(found: DryRun) -> Iterator[str]:
         yield f"Time goes to: {parts}."
     if found.flops is not None or found.predicted is not None:
         yield ""
-
-
-def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Returns lines of a table: the first column to the left, the others to the right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return [
-        "  ".join(
-            cell.rjust(width) if i else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
 
 
 def _memory_dict(memory: MemoryTable | None) -> dict[str, Any] | None:

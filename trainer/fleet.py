@@ -21,26 +21,35 @@ CLASSES = (FleetConfig, ClusterConfig, ChipConfig, LinkConfig)
 """What files of clusters may bind."""
 
 
-def load_fleet(name: str, *, bindings: tuple[str, ...] = ()) -> FleetConfig:
+def load_fleet(name: str) -> FleetConfig:
     """Returns the clusters of a name or file.
-
-    Args:
-      name: see above.
-      bindings: ``ClusterConfig.price=1.5`` and the like.
 
     Raises:
       ValueError: there is no such cluster.
       ConfigError: its file is wrong.
     """
     try:
-        path, devices = _find(name)
+        path, bindings = _find(name)
         fleet = re.search(r"^FleetConfig\.", path.read_text(encoding="utf-8"), re.MULTILINE)
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"--cluster={name[:400]} cannot be read: {error}.") from None
-    bindings = (*devices, *bindings)
     root = FleetConfig if fleet else ClusterConfig
     built = config.build([str(path)], bindings, schema=schema(root))[0].instance
     return cast(FleetConfig, built) if fleet else FleetConfig(pools=(cast(ClusterConfig, built),))
+
+
+def load_cluster(name: str) -> ClusterConfig:
+    """Returns the one cluster of a name or file.
+
+    Raises:
+      ValueError: there are several, or none.
+      ConfigError: its file is wrong.
+    """
+    pools = load_fleet(name).pools
+    if len(pools) > 1:
+        names = ", ".join(f"{pool.name}_{pool.devices}" for pool in pools)
+        raise ValueError(f"--cluster={name} has several kinds of devices; take one of: {names}.")
+    return pools[0]
 
 
 def cluster_of(accelerator: str, *, devices: int) -> str | None:

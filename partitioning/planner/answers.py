@@ -8,6 +8,7 @@ which of the two is the answer, and both are always shown. Standard library only
 import dataclasses
 import math
 import textwrap
+from collections.abc import Collection, Sequence
 from typing import Any, Literal, Protocol
 
 Policy = Literal["right", "book"]
@@ -141,6 +142,18 @@ def shown(value: float, unit: str) -> str:
     if not float(value).is_integer() and abs(value) >= 10_000:
         number = f"{value:,.1f}"
     return f"{number} {unit}".rstrip()
+
+
+def aligned(rows: Sequence[tuple[str, ...]], *, left: Collection[int] = (0,)) -> list[str]:
+    """Returns the lines of a table: the columns ``left`` to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if i in left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def amount(value: float) -> str:

@@ -85,9 +85,6 @@ class ClusterConfig:
       host_memory: bytes of one host.
       host_bandwidth: bytes/s between one device and its host, one way.
       storage_write: bytes/s that the checkpoint store takes from all hosts together.
-      storage_read: bytes/s that it gives.
-      storage_price: USD per 1e12 bytes and month.
-      repair: seconds until a failed host is back.
     """
 
     name: str
@@ -100,9 +97,6 @@ class ClusterConfig:
     host_memory: int = 2 * 10**12
     host_bandwidth: float = 50e9
     storage_write: float = 100e9
-    storage_read: float = 200e9
-    storage_price: float = 20.0
-    repair: float = 14_400.0
 
     def __post_init__(self) -> None:
         reach = [min(link.devices or self.devices, self.devices) for link in self.links]

@@ -42,6 +42,17 @@ class Plan:
         return self.work.rows * self.work.length
 
     @property
+    def mesh(self) -> str:
+        """The mesh for people: "data=2 x fsdp=256"."""
+        return shown_mesh(self.sizes)
+
+    @property
     def step(self) -> Step:
         """What the formulas of traffic.py read off it."""
         return Step(model=self.model, sizes=self.sizes, rules=self.rules, work=self.work)
+
+
+def shown_mesh(sizes: Mapping[str, int]) -> str:
+    """Returns the axes that have more than one device: "data=2 x fsdp=256"."""
+    used = (f"{axis}={size}" for axis, size in sizes.items() if size > 1)
+    return " x ".join(used) or "one device"

@@ -13,7 +13,7 @@ from partitioning.planner.hardware import ClusterConfig
 from partitioning.planner.inputs import Parts, load_inputs, plan_of
 from partitioning.planner.plan import Plan
 from partitioning.traffic_step import Work
-from trainer.fleet import load_fleet
+from trainer.fleet import load_cluster
 from trainer.run_config import RunConfig
 
 
@@ -30,7 +30,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     add("--cluster", default="h100", help="Name in configs/clusters, as in h100_512, or a file.")
     add("--mesh", help="Sizes, as in fsdp=64,tensor=8; -1 takes what is left.")
     add("--batch_tokens", type=tokens, help="Tokens of a step, as in 4M.")
-    add("--seq_len", type=positive, help="Tokens of a row.")
+    add("--seq_len", type=tokens, help="Tokens of a row.")
     add("--microbatches", type=positive, help="Parts that run one after the other.")
     add("--remat", help="DecoderConfig.remat, as in full, selective or save:attention.")
 
@@ -52,19 +52,6 @@ def read_plan(given: Given) -> tuple[Plan, ClusterConfig]:
     plan = dataclasses.replace(plan, model=_model(plan.model, given), work=_work(plan.work, given))
     _check_rows(plan)
     return plan, cluster
-
-
-def load_cluster(name: str) -> ClusterConfig:
-    """Returns the one cluster of a name.
-
-    Raises:
-      ValueError: there are several, or none.
-    """
-    pools = load_fleet(name).pools
-    if len(pools) > 1:
-        names = ", ".join(f"{pool.name}_{pool.devices}" for pool in pools)
-        raise ValueError(f"--cluster={name} has several kinds of devices; take one of: {names}.")
-    return pools[0]
 
 
 def _of_parts(parts: Parts, mesh: MeshConfig | None, *, devices: int, given: Given) -> Plan:

@@ -312,7 +312,7 @@ def test_a_wrong_flag_is_one_line_and_the_help_is_an_example() -> None:
 def test_the_command_loads_no_jax() -> None:
     program = (
         "import sys; from trainer.readiness import examine; import trainer.check;"
-        "from partitioning.planner.plan_arguments import load_cluster;"
+        "from trainer.fleet import load_cluster;"
         "from trainer.layout_checks import Where;"
         "where = Where(cluster=load_cluster('h100_64'));"
         f"examine({MIXTRAL!r}, (), devices=64, processes=8, where=where);"

@@ -11,13 +11,13 @@ import pytest
 
 from launch.contract import ExitCode, Finding, Verdict
 from partitioning import targets
-from partitioning.planner.plan_arguments import load_cluster
 from partitioning.traffic_check import AxisVerdict
 from tests.partitioning import record_programs
 from trainer import dry_run, dry_run_compile
 from trainer.config import load
 from trainer.deviceless import CompiledStep, Memory, target_program
 from trainer.dry_run_report import DryRun, as_json, show
+from trainer.fleet import load_cluster
 
 FILES = ("configs/runs/llama3_8b_8.gin",)
 SMALL = (

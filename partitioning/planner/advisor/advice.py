@@ -20,7 +20,7 @@ from partitioning.planner.advisor.search import (
     families,
 )
 from partitioning.planner.advisor.search_space import OFFLOADED, Question
-from partitioning.planner.answers import Policy, Quantity, shown
+from partitioning.planner.answers import Policy, Quantity, aligned, shown
 from partitioning.planner.decoder_parameters import count, parameters
 from partitioning.planner.plan import Plan
 
@@ -135,11 +135,9 @@ def constraints(
         freed = dataclasses.replace(asked, fixed=fixed)
         free = searching.search(freed, evaluations=evaluations, rank=rank).fitting[0]
         yield _constraint(f"--fix={name}={asked.fixed[name]}", best, free, rank=rank)
-    free = searching.search(asked, evaluations=evaluations, rank=rank, endless_memory=True).fitting[
-        0
-    ]
+    endless = searching.search(asked, evaluations=evaluations, rank=rank, endless_memory=True)
     memory = shown(asked.cluster.chip.memory, "B")
-    yield _constraint(f"{memory} of memory", best, free, rank=rank)
+    yield _constraint(f"{memory} of memory", best, endless.fitting[0], rank=rank)
 
 
 def _constraint(name: str, best: Candidate, free: Candidate, *, rank: Rank) -> Constraint:
@@ -197,7 +195,7 @@ def _impossible(found: Outcome) -> list[str]:
     least = math.ceil(everywhere / memory.limit)
     return [
         f"The plan that comes nearest needs {shown(memory.total, 'B')} on a device that has "
-        f"{shown(memory.limit, 'B')} for it: {searching.shown(nearest.plan)}, remat "
+        f"{shown(memory.limit, 'B')} for it: {nearest.plan.mesh}, remat "
         f"{_remat(nearest.plan)}, {nearest.plan.work.microbatches} microbatches.",
         *_parts(memory.parts),
         f"State alone, in that layout, fills {least} devices of {asked.cluster.devices}. Give more "
@@ -222,13 +220,13 @@ def _table(found: Sequence[Candidate]) -> list[str]:
                 f"{c.prediction.tokens_per_second:,.0f}",
                 f"{c.cost:,.0f}",
                 f"{c.memory.total / 1e9:.1f} of {c.memory.limit / 1e9:.1f} GB",
-                searching.shown(c.plan) + chunks,
+                c.plan.mesh + chunks,
                 c.layout.rules,
                 str(c.plan.work.microbatches),
                 _remat(c.plan),
             )
         )
-    return _aligned(cells, right=range(1, 6))
+    return aligned(cells, left=(0, 6, 7, 8, 9))
 
 
 def compared(pools: Sequence[Advice]) -> list[str]:
@@ -247,21 +245,10 @@ def compared(pools: Sequence[Advice]) -> list[str]:
                 shown(best.seconds, "s"),
                 f"{best.prediction.tokens_per_second:,.0f}",
                 f"{best.cost:,.0f}",
-                f"{searching.shown(best.plan)}, remat {_remat(best.plan)}",
+                f"{best.plan.mesh}, remat {_remat(best.plan)}",
             )
         )
-    return _aligned(cells, right=range(1, 4))
-
-
-def _aligned(cells: Sequence[tuple[str, ...]], *, right: range) -> list[str]:
-    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
-    return [
-        "  ".join(
-            cell.rjust(width) if i in right else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in cells
-    ]
+    return aligned(cells, left=(0, 4))
 
 
 def _waterfall(best: Candidate) -> list[str]:
@@ -286,7 +273,7 @@ def _losers(best: Candidate, ways: Mapping[str, Candidate]) -> list[str]:
     lines = []
     for name, other in others[:_LOSERS]:
         lines.append(
-            f"  {name} ({searching.shown(other.plan)}, {other.plan.work.microbatches} "
+            f"  {name} ({other.plan.mesh}, {other.plan.work.microbatches} "
             f"microbatches, remat {_remat(other.plan)}): {other.seconds / best.seconds:.2f}x "
             f"the time: {searching.why_slower(best, other)}"
         )
@@ -310,7 +297,7 @@ def _not_fitting(refused: Sequence[Refused]) -> list[str]:
         largest = sorted(one.memory.parts, key=lambda q: -q.value)[:2]
         why = ", ".join(f"{q.name.replace('_', ' ')} {q.value / 1e9:.1f} GB" for q in largest)
         lines.append(
-            f"  {name} ({searching.shown(one.plan)}): at least {one.memory.total / 1e9:.1f} of "
+            f"  {name} ({one.plan.mesh}): at least {one.memory.total / 1e9:.1f} of "
             f"{one.memory.limit / 1e9:.1f} GB ({why})"
         )
     return lines

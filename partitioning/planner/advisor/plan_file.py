@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Sequence
 
 from partitioning.mesh_config import AXES
-from partitioning.planner.advisor.search import Candidate, shown
+from partitioning.planner.advisor.search import Candidate
 from partitioning.planner.inputs import rule_file
 
 _PARTS = ("configs/data/token_shards.gin",)
@@ -101,7 +101,7 @@ def write(path: pathlib.Path, text: str) -> None:
 def _heading(candidate: Candidate, source: Source) -> Sequence[str]:
     plan, predicted = candidate.plan, candidate.prediction
     return (
-        f"# {shown(plan)} on {source.cluster}: predicted {candidate.seconds:.3f} s a step, "
+        f"# {plan.mesh} on {source.cluster}: predicted {candidate.seconds:.3f} s a step, "
         f"MFU {100 * predicted.mfu:.1f}%,",
         f"# {candidate.memory.total / 1e9:.1f} of {candidate.memory.limit / 1e9:.1f} GB a device. "
         "Checked by the compiler with:",

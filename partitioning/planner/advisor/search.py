@@ -7,15 +7,14 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Literal
 
-from partitioning.planner import answers
 from partitioning.planner.advisor.search_space import Layout, Question, layouts, plans, remats
+from partitioning.planner.answers import shown
 from partitioning.planner.cost_model.memory import MemoryUse, device_memory
 from partitioning.planner.cost_model.step_time import Prediction, predict
 from partitioning.planner.hardware import ClusterConfig
 from partitioning.planner.plan import Plan
 
 Rank = Literal["time", "money"]
-HOUR = 3600.0
 _TERMS = 3
 _Key = tuple[Layout, str, int, str, bool]
 
@@ -46,8 +45,7 @@ class Candidate:
     @property
     def cost(self) -> float:
         """USD per 1e9 tokens."""
-        hours = self.seconds / HOUR * 1e9 / self.plan.tokens
-        return hours * self.plan.devices * self.price
+        return self.prediction.cost(self.price)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -130,7 +128,7 @@ def search(
     for layout in layouts(asked):
         tried = _Tried(asked, layout, evaluations, rank, endless_memory)
         for remat in remats(asked, layout):
-            if tried.every_plan_fits(remat):
+            if tried.add_best(remat):
                 break  # what holds less only computes more
         fitting += tried.fitting
         refused += [tried.least] if tried.least and not tried.fitting else []
@@ -158,8 +156,8 @@ class _Tried:
     least: Refused | None = None
     looked_at: int = 0
 
-    def every_plan_fits(self, remat: str) -> bool:
-        """Adds the best plan with a rematerialisation; whether none of its plans was too large."""
+    def add_best(self, remat: str) -> bool:
+        """Adds the best plan with a rematerialisation; returns whether all of its plans fit."""
         found: list[Candidate] = []
         refused = False
         for plan in plans(self.asked, self.layout, remat=remat):
@@ -261,14 +259,9 @@ def family(layout: Layout) -> str:
     return " + ".join(names) or "one device"
 
 
-def shown(plan: Plan) -> str:
-    """Returns the axes of a mesh that have more than one device."""
-    return " x ".join(f"{a}={n}" for a, n in plan.sizes.items() if n > 1) or "one device"
-
-
 def why_slower(best: Candidate, other: Candidate) -> str:
     """Returns the terms in which a plan's step takes longer than the best one's, largest first."""
     mine, theirs = ({q.name: q.value for q in c.prediction.waterfall} for c in (best, other))
     more = {key: theirs.get(key, 0.0) - mine.get(key, 0.0) for key in {*mine, *theirs}}
     worst = sorted(((v, k) for k, v in more.items() if v > 0), reverse=True)[:_TERMS]
-    return ", ".join(f"{key.replace('_', ' ')} +{answers.shown(v, 's')}" for v, key in worst)
+    return ", ".join(f"{key.replace('_', ' ')} +{shown(v, 's')}" for v, key in worst)

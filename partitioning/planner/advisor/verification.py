@@ -15,7 +15,7 @@ import tempfile
 from typing import Any
 
 from partitioning.planner.advisor.plan_file import Source, gin_text
-from partitioning.planner.advisor.search import Candidate, Outcome, Rank, order, shown
+from partitioning.planner.advisor.search import Candidate, Outcome, Rank, order
 from partitioning.planner.cost_model.step_time import Prediction
 
 _LIMIT_S = 900.0
@@ -68,7 +68,7 @@ def _verdict(candidate: Candidate, source: Source) -> Verdict:
     formula = candidate.memory.total - candidate.memory.part("reserved")
     prediction = _counted(candidate, found["traffic"])
     said = (
-        f"{shown(candidate.plan)}, remat {candidate.plan.model.remat}: compiled, "
+        f"{candidate.plan.mesh}, remat {candidate.plan.model.remat}: compiled, "
         f"{peak / 1e9:.1f} GB against {formula / 1e9:.1f} by formula, "
         f"{'fits' if fits else 'does NOT fit'}; {prediction.seconds:.3f} s a step with the bytes "
         "that were counted."

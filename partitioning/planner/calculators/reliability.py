@@ -11,6 +11,7 @@ import math
 
 WEEK = 604_800.0
 DAY = 86_400.0
+HOUR = 3600.0
 
 ONE_PERCENT = 0.01
 """Interruptions per device and week: the chapter's figure."""

@@ -15,15 +15,17 @@ from partitioning.mesh_config import ScheduleName
 from partitioning.planner.advisor.advice import Advice, Constraint, compared, constraints
 from partitioning.planner.advisor.drawing import draw
 from partitioning.planner.advisor.plan_file import Source, check_free, gin_text, write
+from partitioning.planner.advisor.question import question_of
 from partitioning.planner.advisor.search import Evaluations, search
-from partitioning.planner.advisor.search_space import FIXABLE, RULE_SETS, Question
+from partitioning.planner.advisor.search_space import FIXABLE, RULE_SETS
 from partitioning.planner.advisor.verification import verified
 from partitioning.planner.answers import Policy
 from partitioning.planner.command import Given, add, positive, tokens
 from partitioning.planner.cost_model.run_outlook import best_every
 from partitioning.planner.hardware import ClusterConfig
-from partitioning.planner.inputs import Parts, decoder_of, load_inputs, rule_file
+from partitioning.planner.inputs import Parts, load_inputs
 from trainer.fleet import load_fleet
+from trainer.run_config import RunConfig
 
 _PARTS = (2, 4, 8)
 _WORDS = {
@@ -126,7 +128,7 @@ def _advise(given: Given) -> Advices:
     sources = load_inputs(given.gin_file, given.gin_bindings)
     every = _pools(given)
     pools = [_of_pool(given, sources, pool, several=len(every) > 1) for pool in every]
-    pools.sort(key=lambda advice: _rank(advice))
+    pools.sort(key=_rank)
     best = pools[0].outcome
     if given.out and best.fitting:
         first, cluster = best.fitting[0], best.asked.cluster
@@ -151,8 +153,18 @@ def _pools(given: Given) -> list[ClusterConfig]:
     return found
 
 
-def _of_pool(given: Given, sources: Any, cluster: ClusterConfig, *, several: bool) -> Advice:
-    asked, notes = question(given, sources, cluster)
+def _of_pool(
+    given: Given, sources: Parts | RunConfig, cluster: ClusterConfig, *, several: bool
+) -> Advice:
+    asked, notes = question_of(
+        sources,
+        cluster=cluster,
+        files=given.gin_file,
+        bindings=given.gin_bindings,
+        length=given.seq_len,
+        wanted=given.tokens_per_batch,
+        fixed=_together(given.fix),
+    )
     told = several or sys.stderr.isatty()
     if told:
         print(f"Searching {cluster.devices} x {cluster.chip.name} ...", file=sys.stderr)  # noqa: T201
@@ -185,54 +197,7 @@ def _rank(advice: Advice) -> float:
     return fitting[0].seconds if advice.rank == "time" else fitting[0].cost
 
 
-def question(given: Given, sources: Any, cluster: ClusterConfig) -> tuple[Question, list[str]]:
-    """Returns the question and what to mind about it.
-
-    Raises:
-      ValueError: a batch is missing, or shorter than a row.
-    """
-    is_run = not isinstance(sources, Parts)
-    length = given.seq_len or (sources.data.sequence_length if is_run else 8192)
-    wanted = given.tokens_per_batch or (
-        sources.data.global_batch * sources.data.sequence_length if is_run else None
-    )
-    if wanted is None:
-        raise ValueError(
-            "--tokens_per_batch is missing: a model file does not say it. Write "
-            "--tokens_per_batch=4M, or give a run file."
-        )
-    rows = round(wanted / length)
-    if rows < 1:
-        raise ValueError(
-            f"--tokens_per_batch={wanted} is less than one row of {length} tokens; give more, or a "
-            "smaller --seq_len."
-        )
-    notes = []
-    if rows * length != wanted:
-        notes.append(
-            f"{wanted:,} tokens are no whole number of rows: {rows} rows of {length:,} are "
-            f"{rows * length:,}."
-        )
-    files, bindings = given.gin_file, given.gin_bindings
-    tables = {}
-    for name in RULE_SETS:
-        table = load_inputs([*files, rule_file(name)], bindings)
-        tables[name] = table.rules
-    return (
-        Question(
-            model=decoder_of(sources) if is_run else sources.model,
-            optimizer=sources.optimizer,
-            tables=tables,
-            cluster=cluster,
-            rows=rows,
-            length=length,
-            fixed=_together(given.fix),
-        ),
-        notes,
-    )
-
-
-def _source(given: Given, sources: Any, cluster: ClusterConfig) -> Source:
+def _source(given: Given, sources: Parts | RunConfig, cluster: ClusterConfig) -> Source:
     only = load_fleet(given.cluster).pools
     whole = len(only) == 1 and only[0].devices == cluster.devices
     return Source(

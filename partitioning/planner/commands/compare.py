@@ -1,16 +1,15 @@
 """``compare``: which ways of parallelism are fastest, by model and cluster."""
 
-import argparse
 import math
 import pathlib
 from typing import Any
 
-from partitioning.planner.advisor.search import Evaluations, Outcome, families, search, shown
+from partitioning.planner.advisor.question import question_of
+from partitioning.planner.advisor.search import Evaluations, Outcome, families, search
 from partitioning.planner.answers import Answer, Quantity, Section
 from partitioning.planner.command import Given, add, tokens
-from partitioning.planner.commands.advise import question
 from partitioning.planner.inputs import load_inputs
-from trainer.fleet import load_fleet
+from trainer.fleet import load_cluster
 
 _SHARDED = ("FSDP", "ZeRO-1")
 _INNER = ("", "tensor", "stage", "stage + tensor")
@@ -72,16 +71,19 @@ def _compare(given: Given) -> Answer:
 
 
 def _searched(given: Given, file: str, name: str) -> Outcome:
-    one = argparse.Namespace(**{**vars(given), "gin_file": [file], "gin_bindings": [], "fix": []})
-    (pool, *others) = load_fleet(name).pools
-    if others:
-        raise ValueError(f"--cluster={name} has several pools; name one of them.")
-    asked, _ = question(one, load_inputs([file], []), pool)
+    pool = load_cluster(name)
+    asked, _ = question_of(
+        load_inputs([file]),
+        cluster=pool,
+        files=[file],
+        length=given.seq_len,
+        wanted=given.tokens_per_batch,
+    )
     return search(asked, evaluations=Evaluations(pool))
 
 
 def _title(name: str, outcome: Outcome) -> str:
-    return f"{name}: {shown(outcome.fitting[0].plan) if outcome.fitting else 'nothing fits'}"
+    return f"{name}: {outcome.fitting[0].plan.mesh if outcome.fitting else 'nothing fits'}"
 
 
 def _row(outcome: Outcome, also: tuple[str, ...]) -> tuple[Quantity, ...]:

@@ -7,6 +7,7 @@ from typing import Any
 from partitioning.planner.answers import Answer, Quantity, Section, amount
 from partitioning.planner.calculators import communication, layout_terms
 from partitioning.planner.calculators.communication import Ring, Sharded, StepTimes
+from partitioning.planner.calculators.layout_terms import BOOK_NVLINK, INFINIBAND, NVLINK
 from partitioning.planner.calculators.state import Layout
 from partitioning.planner.command import Given, add, number, positive, seconds, share, tokens
 
@@ -49,8 +50,10 @@ def _add_collective(commands: Any) -> None:
     one.add_argument("--expert", type=positive, default=1, help="Expert parallel devices. (1)")
     one.add_argument("--choices", type=positive, default=2, help="Experts of a token. (2)")
     one.add_argument("--bucket", type=number, default=50e6, help="Bytes of a call. (50M)")
-    one.add_argument("--inner", type=number, default=450e9, help="Bytes/s inside a host. (450e9)")
-    one.add_argument("--outer", type=number, default=50e9, help="Bytes/s between hosts. (50e9)")
+    one.add_argument("--inner", type=number, default=NVLINK, help="Bytes/s inside a host. (450e9)")
+    one.add_argument(
+        "--outer", type=number, default=INFINIBAND, help="Bytes/s between hosts. (50e9)"
+    )
 
 
 def _collective(given: Given) -> Answer:
@@ -83,7 +86,7 @@ def _tensor(given: Given) -> Section:
         note="E4: both passes, each microbatch, and only the layers of a device's stage",
     )
     links = (
-        ("inner", given.inner, layout_terms.BOOK_NVLINK),
+        ("inner", given.inner, BOOK_NVLINK),
         ("outer", given.outer, given.outer),
     )
     times = []

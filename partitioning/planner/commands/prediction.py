@@ -6,6 +6,7 @@ from partitioning.planner.advisor.drawing import draw
 from partitioning.planner.answers import Answer, Quantity, Section, shown
 from partitioning.planner.command import Given, add
 from partitioning.planner.cost_model.memory import device_memory
+from partitioning.planner.cost_model.memory_verdict import PREALLOCATED, memory_fraction
 from partitioning.planner.cost_model.step_time import Prediction, predict
 from partitioning.planner.hardware import ClusterConfig
 from partitioning.planner.plan import Plan
@@ -17,12 +18,10 @@ _MODEL = (
     "--seq_len=4096"
 )
 _CAUSAL, _FULL = "what the causal mask lets through", "the whole attention square"
-_GIVEN = 0.75
-"""Share of a GPU's memory that jax takes if XLA_PYTHON_CLIENT_MEM_FRACTION says nothing."""
 
 
 def register(commands: Any) -> None:
-    """Adds both commands."""
+    """Adds the commands."""
     memory = add(
         commands,
         "memory",
@@ -65,10 +64,11 @@ def _memory(given: Given) -> Answer:
         Quantity(name="host", value=use.host, unit="B", formula="waits in host memory"),
     )
     notes, needed = [], (use.total - use.part("reserved")) / use.limit
-    if use.fits and cluster.chip.vendor != "google" and needed > _GIVEN:
+    enough = memory_fraction(needed) if use.fits and cluster.chip.vendor != "google" else None
+    if enough is not None:
         notes.append(
-            f"jax takes {_GIVEN:.0%} of a GPU's memory; this needs {needed:.0%}. Start with "
-            f"XLA_PYTHON_CLIENT_MEM_FRACTION={min(needed + 0.03, 0.95):.2f}."
+            f"jax takes {PREALLOCATED:.0%} of a GPU's memory; this needs {needed:.0%}. Start with "
+            f"XLA_PYTHON_CLIENT_MEM_FRACTION={enough:g}."
         )
     largest = max(use.parts, key=lambda part: part.value).name.replace("_", " ")
     verdict = "It fits." if use.fits else f"It does not fit; most takes: {largest}."
@@ -104,8 +104,7 @@ def _step(given: Given) -> Answer:
 
 
 def _totals(found: Prediction, cluster: ClusterConfig) -> tuple[Quantity, ...]:
-    flops, hour = found.flops, found.devices * cluster.price
-    rate = found.tokens_per_second
+    flops, rate = found.flops, found.tokens_per_second
     return (
         Quantity(name="seconds", value=found.seconds, unit="s", formula="sum of the above"),
         Quantity(name="tokens", value=found.tokens),
@@ -118,7 +117,7 @@ def _totals(found: Prediction, cluster: ClusterConfig) -> tuple[Quantity, ...]:
         Quantity(name="hfu", value=found.hfu, unit="share", formula="with what is computed again"),
         Quantity(
             name="money_per_1e9_tokens",
-            value=1e9 / rate / 3600 * hour,
+            value=found.cost(cluster.price),
             unit="USD",
             formula=f"{found.devices:,} x {cluster.price} USD/h, while it trains",
         ),
@@ -150,9 +149,8 @@ def _traffic(found: Prediction) -> tuple[Section, ...]:
 
 
 def _shown(plan: Plan) -> str:
-    used = " x ".join(f"{axis}={size}" for axis, size in plan.sizes.items() if size > 1)
     work = plan.work
     return (
-        f"{used or 'one device'}, {work.rows} x {work.length} tokens in {work.microbatches} "
+        f"{plan.mesh}, {work.rows} x {work.length} tokens in {work.microbatches} "
         f"microbatch(es), remat={plan.model.remat!r}"
     )

@@ -6,6 +6,7 @@ import statistics
 from typing import Any
 
 from partitioning.planner.answers import Answer, Quantity, Section
+from partitioning.planner.calculators.reliability import DAY, WEEK
 from partitioning.planner.command import (
     Given,
     add,
@@ -19,7 +20,7 @@ from partitioning.planner.command import (
     some_time,
 )
 from partitioning.planner.commands import simulate_cluster
-from partitioning.planner.simulation.failure_classes import DAY, WEEK, FailureClass, meta, uniform
+from partitioning.planner.simulation.failure_classes import FailureClass, meta, uniform
 from partitioning.planner.simulation.run_simulation import (
     Case,
     Simulated,
@@ -30,6 +31,7 @@ from partitioning.planner.simulation.run_simulation import (
 )
 
 _MEMORY_S = 2.0
+"""Seconds that a save into peers' memory blocks; until it counts, and to read it, twice that."""
 _MOST_EVENTS = 2e7
 """A minute or two."""
 
@@ -174,7 +176,7 @@ def _classes(given: Given) -> tuple[FailureClass, ...]:
 
 def _shares(runs: tuple[Simulated, ...]) -> tuple[Quantity, ...]:
     parts = {
-        "goodput": [run.work / run.wall for run in runs],
+        "goodput": [run.goodput for run in runs],
         "saving": [run.saving / run.wall for run in runs],
         "made_twice": [run.lost / run.wall for run in runs],
         "standing_still": [run.still / run.wall for run in runs],

@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 
 from partitioning.planner.answers import Answer, Quantity, Section
+from partitioning.planner.calculators.reliability import DAY
 from partitioning.planner.command import MOST, Given, add, counted, number, positive, seconds
 from partitioning.planner.simulation.cluster_simulation import (
     Job,
@@ -64,7 +65,7 @@ def _simulate(given: Given) -> Answer:
     jobs = given.jobs or usual_jobs(hosts)
     cluster, requests = mix(hosts=hosts, shares=owners, jobs=jobs, seed=given.seed, days=given.days)
     cluster = dataclasses.replace(cluster, policy=given.engine, save=given.save, start=given.start)
-    found = simulate_cluster(cluster, requests, until=given.days * 86_400.0)
+    found = simulate_cluster(cluster, requests, until=given.days * DAY)
     devices = hosts * given.per_host
     return Answer(
         title=f"{len(requests)} jobs, {jobs} at a time, of {len(cluster.teams)} teams on "

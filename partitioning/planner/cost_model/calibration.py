@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from partitioning.planner.answers import Policy
+from partitioning.planner.answers import Policy, aligned
 from partitioning.planner.cost_model.published_runs import FOLDER, PublishedRun, read_runs
 from partitioning.planner.cost_model.step_time import predict
 
@@ -147,15 +147,7 @@ def _rows(path: pathlib.Path) -> tuple[Row, ...]:
 
 def _table(rows: Sequence[Row]) -> list[str]:
     head = ("id", "model", "chips", "mesh", "step s", "published", "error", "GiB", "published")
-    cells: list[tuple[str, ...]] = [head, *map(_cells, rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
-    return [
-        "  ".join(
-            cell.ljust(width) if i in (1, 3) else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in cells
-    ]
+    return aligned([head, *map(_cells, rows)], left=(1, 3))
 
 
 def _cells(row: Row) -> tuple[str, ...]:

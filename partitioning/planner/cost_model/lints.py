@@ -5,7 +5,7 @@ leaves the configuration as it is: none of these is an error.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from launch.contract import Finding, Verdict
 from models.decoder_config import has_experts
@@ -213,12 +213,6 @@ def _price(outlook: RunOutlook) -> Finding:
         f"{shown(outlook.hours * 3600, 's')} without failures: {outlook.devices} devices at "
         f"{shown(outlook.price, 'USD')} an hour are {shown(outlook.cost, 'USD')}.",
     )
-
-
-def worst(found: Sequence[Finding]) -> Verdict:
-    """Returns the gravest verdict; OK of nothing."""
-    order = (Verdict.OK, Verdict.INFO, Verdict.WARNING, Verdict.ERROR)
-    return max((f.verdict for f in found), key=order.index, default=Verdict.OK)
 
 
 def _warn(about: str, message: str) -> Finding:

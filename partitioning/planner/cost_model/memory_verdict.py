@@ -1,5 +1,7 @@
 """Whether a step fits, in one line, and what to change if it does not. Standard library only."""
 
+import math
+
 from launch.contract import Finding, Verdict
 from partitioning.planner.answers import shown
 from partitioning.planner.cost_model.memory import MemoryUse
@@ -7,6 +9,13 @@ from partitioning.planner.hardware import ClusterConfig
 
 SURE = 0.15
 """How far the formula may be off a compiled program (docs/calibration.md)."""
+
+PREALLOCATED = 0.75
+"""Share of a GPU's memory that jax takes, unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise."""
+
+_SPARE = 0.02
+_MOST_PREALLOCATED = 0.95
+"""The rest is for NCCL and cuBLAS."""
 
 _LARGEST = 3
 _MORE_SHARDS = "a larger MeshConfig.fsdp"
@@ -69,6 +78,17 @@ def host_verdict(size: float, *, cluster: ClusterConfig) -> Finding | None:
         message=f"does not fit: {needed}. Offload less (the optimizer's offload, 'offload:' in "
         "DecoderConfig.remat), or shard over more devices.",
     )
+
+
+def memory_fraction(needed: float) -> float | None:
+    """Returns what XLA_PYTHON_CLIENT_MEM_FRACTION has to be; None where jax's own suffices.
+
+    Args:
+      needed: share of a GPU's memory that the step takes, without what the runtime takes.
+    """
+    if needed <= PREALLOCATED:
+        return None
+    return min(_MOST_PREALLOCATED, math.ceil(100 * (needed + _SPARE)) / 100)
 
 
 def largest(use: MemoryUse) -> str:

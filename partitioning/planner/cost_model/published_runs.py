@@ -26,7 +26,7 @@ from partitioning.planner.inputs import load_model
 from partitioning.planner.plan import Plan
 from partitioning.traffic_step import Work
 from trainer.config_parser import REPOSITORY
-from trainer.fleet import load_fleet
+from trainer.fleet import load_cluster
 from trainer.optimizer_config import AdamW
 
 FOLDER = pathlib.Path(__file__).parent / "published"
@@ -204,7 +204,7 @@ def _model(name: str) -> DecoderConfig:
 
 @functools.cache
 def _cluster(name: str, devices: int) -> ClusterConfig:
-    return load_fleet(f"{name}_{devices}").pools[0]
+    return load_cluster(f"{name}_{devices}")
 
 
 def _sizes(text: str) -> dict[str, int]:

@@ -7,15 +7,13 @@ cluster's file says of prices, failures and storage. Standard library only.
 import dataclasses
 import math
 
-from partitioning.planner.calculators.reliability import mtbf, young
+from partitioning.planner.calculators.reliability import HOUR, mtbf, young
 from partitioning.planner.cost_model.layout import leaves
 from partitioning.planner.cost_model.optimizer_state import state_elements, state_width
 from partitioning.planner.hardware import ClusterConfig
 from partitioning.planner.plan import Plan
 from partitioning.traffic_step import WIDTH
 from trainer.run_config import RunConfig
-
-HOUR = 3600.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

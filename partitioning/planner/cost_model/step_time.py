@@ -8,6 +8,7 @@ predictions against published runs. Standard library only.
 import dataclasses
 
 from partitioning.planner.answers import Quantity
+from partitioning.planner.calculators.reliability import HOUR
 from partitioning.planner.cost_model.block_memory import fused_attention
 from partitioning.planner.cost_model.compute import Compute, compute
 from partitioning.planner.cost_model.step_flops import StepFlops, step_flops
@@ -50,6 +51,10 @@ class Prediction:
     def tokens_per_second(self) -> float:
         """Tokens of all devices together."""
         return self.tokens / self.seconds
+
+    def cost(self, price: float) -> float:
+        """Returns USD per 1e9 tokens while it trains; ``price`` is per device and hour."""
+        return 1e9 / self.tokens_per_second / HOUR * self.devices * price
 
     @property
     def mfu(self) -> float:

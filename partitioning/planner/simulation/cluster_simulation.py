@@ -21,8 +21,10 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
+from partitioning.planner.calculators.reliability import WEEK
+
 EnginePolicy = Literal["kueue", "slurm"]
-HALF_LIFE = 7 * 86_400.0
+HALF_LIFE = WEEK
 """Seconds after which use counts half for fair share (Slurm's PriorityDecayHalfLife)."""
 
 

@@ -2,8 +2,7 @@
 
 import dataclasses
 
-WEEK = 168 * 3600.0
-DAY = 86_400.0
+from partitioning.planner.calculators.reliability import DAY, WEEK
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 import math
 import random
 
+from partitioning.planner.calculators.reliability import DAY
 from partitioning.planner.simulation.cluster_simulation import JobRequest, SharedCluster, TeamShare
 
 _SIZES = ((1, 40), (2, 20), (4, 18), (8, 14), (16, 5), (32, 2), (64, 1))
@@ -39,7 +40,7 @@ def mix(
     """
     chance = random.Random(seed)
     mean = _MEDIAN_S * math.exp(_SPREAD**2 / 2)
-    window = days * 86_400.0
+    window = days * DAY
     if (expected := window * jobs / mean) > _MOST:
         raise ValueError(
             f"{jobs} jobs at a time for {days:g} days are {expected:.3g} jobs, too many to "

@@ -14,7 +14,8 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 
-from partitioning.planner.simulation.failure_classes import WEEK, FailureClass
+from partitioning.planner.calculators.reliability import WEEK
+from partitioning.planner.simulation.failure_classes import FailureClass
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

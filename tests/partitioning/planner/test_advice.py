@@ -14,7 +14,7 @@ import pytest
 from partitioning.planner import __main__ as planner
 from partitioning.planner.advisor.drawing import draw, link_of
 from partitioning.planner.advisor.search_space import OFFLOADED
-from trainer.fleet import load_fleet
+from trainer.fleet import load_cluster
 from trainer.layout_checks import Where
 from trainer.readiness import examine
 
@@ -92,7 +92,7 @@ def test_the_written_file_is_a_run_that_the_trainer_would_start(case: str, tmp_p
 def test_the_written_run_saves_as_often_as_loses_least(tmp_path, capsys) -> None:
     out = tmp_path / "plan.gin"
     assert run(*arguments("70b_512", f"--out={out}"), capsys=capsys)[0] == 0
-    (cluster,) = load_fleet("h100_512").pools
+    cluster = load_cluster("h100_512")
     checked = examine([str(out)], [], devices=512, processes=64, where=Where(cluster=cluster))
     (found,) = (f for f in checked if f.about == "interval")
     assert found.verdict == "ok"
@@ -238,7 +238,7 @@ def test_offloading_everything_is_a_name_that_the_trainer_knows(capsys) -> None:
 
 
 def test_the_drawing_shows_axes_on_links_and_devices_on_hosts() -> None:
-    cluster = load_fleet("h100_512").pools[0]
+    cluster = load_cluster("h100_512")
     sizes = {"data": 16, "stage": 4, "fsdp": 1, "expert": 1, "context": 1, "tensor": 8}
     assert draw(sizes, cluster=cluster) == (
         pathlib.Path(__file__).parent / "golden/drawing.txt"

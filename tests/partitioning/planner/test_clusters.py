@@ -6,9 +6,8 @@ import re
 
 import pytest
 
-from partitioning.planner.plan_arguments import load_cluster
 from partitioning.targets import TARGETS
-from trainer.fleet import cluster_names, load_fleet
+from trainer.fleet import cluster_names, load_cluster, load_fleet
 from trainer.hardware import peak_flops
 
 NAMES = cluster_names()

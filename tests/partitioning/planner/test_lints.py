@@ -12,8 +12,8 @@ from partitioning.planner.cost_model import lints
 from partitioning.planner.cost_model.run_outlook import RunOutlook
 from partitioning.planner.cost_model.step_time import predict
 from partitioning.planner.inputs import load_inputs, plan_of
-from partitioning.planner.plan_arguments import load_cluster
 from trainer.deviceless import device_count
+from trainer.fleet import load_cluster
 
 H100 = load_cluster("h100_512")
 SEVENTY = "configs/runs/llama3_70b_512.gin"

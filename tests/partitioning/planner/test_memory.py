@@ -13,9 +13,9 @@ from partitioning.mesh_config import MeshConfig, PipelineConfig
 from partitioning.planner.cost_model.block_memory import RING_QUERIES, fused_attention
 from partitioning.planner.cost_model.memory import device_memory
 from partitioning.planner.inputs import load_inputs, plan_of
-from partitioning.planner.plan_arguments import load_cluster
 from tests.partitioning.planner.record_memory import FILE, LAYOUTS, Layout
 from trainer.deviceless import device_count
+from trainer.fleet import load_cluster
 
 COMPILED = json.loads(FILE.read_text())
 TOLERANCE = 0.10

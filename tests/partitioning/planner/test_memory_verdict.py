@@ -3,12 +3,19 @@
 import dataclasses
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from launch.contract import Verdict
 from partitioning.planner.answers import Quantity
 from partitioning.planner.cost_model.memory import MemoryUse
-from partitioning.planner.cost_model.memory_verdict import formula_verdict, host_verdict
-from partitioning.planner.plan_arguments import load_cluster
+from partitioning.planner.cost_model.memory_verdict import (
+    PREALLOCATED,
+    formula_verdict,
+    host_verdict,
+    memory_fraction,
+)
+from trainer.fleet import load_cluster
 
 H100 = load_cluster("h100_8")
 
@@ -59,3 +66,13 @@ def test_hosts_have_an_end_too():
     assert (fits.verdict, full.verdict) == (Verdict.OK, Verdict.ERROR)
     assert "1.6 TB (1.455 TiB) of 1 TB" in full.message
     assert "offload" in full.message
+
+
+@given(st.floats(0.0, 0.93))
+def test_jax_is_told_to_take_more_only_where_its_own_share_is_too_small(needed):
+    fraction = memory_fraction(needed)
+    if needed <= PREALLOCATED:
+        assert fraction is None
+    else:
+        assert fraction is not None
+        assert needed < fraction <= 0.95

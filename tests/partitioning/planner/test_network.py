@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from partitioning.mesh_config import AXES
 from partitioning.planner.cost_model.network import lanes, members_within, passage
-from partitioning.planner.plan_arguments import load_cluster
 from partitioning.transfers import Transfer
+from trainer.fleet import load_cluster
 
 CLUSTER = dataclasses.replace(
     load_cluster("h100_512"),

@@ -8,7 +8,8 @@ import hypothesis
 import pytest
 from hypothesis import strategies
 
-from partitioning.planner.simulation.failure_classes import DAY, WEEK, FailureClass, meta, uniform
+from partitioning.planner.calculators.reliability import DAY, WEEK
+from partitioning.planner.simulation.failure_classes import FailureClass, meta, uniform
 from partitioning.planner.simulation.run_simulation import (
     Case,
     Stragglers,

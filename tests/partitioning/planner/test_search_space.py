@@ -16,7 +16,7 @@ from partitioning.planner.inputs import load_inputs, rule_file
 from partitioning.planner.plan import Plan
 from trainer import config
 from trainer.context_length import check_context
-from trainer.fleet import load_fleet
+from trainer.fleet import load_cluster
 from trainer.run_config import LanguageModel, RunConfig
 from trainer.size_checks import check_batch, check_expert_count, check_loss_chunks, check_stages
 
@@ -33,7 +33,7 @@ def question(model: str, devices: int, rows: int, length: int) -> Question:
         model=parts.model,
         optimizer=parts.optimizer,
         tables=tables,
-        cluster=load_fleet(f"h100_{devices}").pools[0],
+        cluster=load_cluster(f"h100_{devices}"),
         rows=rows,
         length=length,
     )

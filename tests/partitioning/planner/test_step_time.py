@@ -10,8 +10,8 @@ from partitioning.mesh_config import MeshConfig, PipelineConfig
 from partitioning.planner.cost_model.compute import compute
 from partitioning.planner.cost_model.step_time import Prediction, predict
 from partitioning.planner.inputs import load_inputs, plan_of
-from partitioning.planner.plan_arguments import load_cluster
 from trainer.deviceless import device_count
+from trainer.fleet import load_cluster
 
 
 def plan(file: str, *bindings: str):

@@ -15,7 +15,7 @@ from partitioning.planner.advisor.plan_file import Source
 from partitioning.planner.advisor.search import Evaluations, Outcome, search
 from partitioning.planner.advisor.search_space import RULE_SETS, Question
 from partitioning.planner.inputs import load_inputs, rule_file
-from trainer.fleet import load_fleet
+from trainer.fleet import load_cluster
 
 FILE = "configs/models/llama3_8b.gin"
 SOURCE = Source(files=(FILE,), bindings=(), is_run=False, cluster="h100_8", devices=8)
@@ -24,7 +24,7 @@ SOURCE = Source(files=(FILE,), bindings=(), is_run=False, cluster="h100_8", devi
 @functools.cache
 def outcome() -> Outcome:
     parts = load_inputs([FILE])
-    cluster = load_fleet("h100_8").pools[0]
+    cluster = load_cluster("h100_8")
     tables = {name: load_inputs([FILE, rule_file(name)]).rules for name in RULE_SETS}
     asked = Question(
         model=parts.model,
