@@ -6,10 +6,11 @@ import io
 import os
 import pathlib
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from launch import admin, arguments, run_logs, run_view, steering, story, submission
 from launch.console import remark, say, say_json
@@ -357,5 +358,10 @@ def _reader_left() -> int:
     return 0
 
 
+def _stop(number: int, _: Any) -> NoReturn:
+    sys.exit(128 + number)
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _stop)  # so that what was started to check a job ends, too
     sys.exit(main())

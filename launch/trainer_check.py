@@ -9,6 +9,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator
 
 from launch import findings
@@ -114,15 +115,16 @@ def _run(
         *flags,
     ]
     try:
-        done = subprocess.run(
-            command,
-            cwd=folder,
-            env=importable(os.environ),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=timeout,
-        )
+        with tempfile.TemporaryDirectory() as left:  # by a compiler that is stopped
+            done = subprocess.run(
+                command,
+                cwd=folder,
+                env={**importable(os.environ), "TMPDIR": left},
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=timeout,
+            )
     except OSError as failure:
         return _wrong("code", f"{command[0]} cannot be started: {failure}.")
     except subprocess.TimeoutExpired:

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 from models.layers import soft_cap, wide
 from partitioning.activations import Activations
 from partitioning.manual import per_rank
-from partitioning.mesh import automatic_sizes
+from partitioning.mesh import is_per_rank
 
 Implementation = Literal["auto", "xla", "cudnn"]
 HEADS = ("act_batch", "act_length", "act_heads", None)
@@ -92,7 +92,7 @@ def _attend_cudnn(
         )
         return y
 
-    if shard.mesh is None or set(automatic_sizes(shard.mesh).values()) == {1}:
+    if shard.mesh is None or shard.mesh.size == 1 or is_per_rank(shard.mesh):
         return kernel(q_BTHK, k_BSGK, v_BSGK, mask_BTS)
     k_BSGK, v_BSGK = (split_heads(x, heads=q_BTHK.shape[2], shard=shard) for x in (k_BSGK, v_BSGK))
     spec = shard.spec(HEADS, shape=q_BTHK.shape)

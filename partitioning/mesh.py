@@ -58,6 +58,15 @@ def automatic_sizes(mesh: Mesh) -> dict[str, int]:
     return {axis: 1 if axis in manual else size for axis, size in mesh.shape.items()}
 
 
+def is_per_rank(mesh: Mesh) -> bool:
+    """Whether the code that runs here is mapped over every axis, those of one device included.
+
+    Where an axis of one device is left to the partitioner, it still partitions.
+    """
+    inside = jax.sharding.get_abstract_mesh()
+    return not inside.empty and set(inside.manual_axes) == set(mesh.axis_names)
+
+
 def automatic_part(sharding: NamedSharding) -> NamedSharding:
     """Returns a sharding as code must name it here: without axes that are already split."""
     assert isinstance(sharding.mesh, Mesh)

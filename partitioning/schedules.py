@@ -16,6 +16,7 @@ import numpy as np
 from partitioning.mesh_config import ScheduleName
 
 IDLE = -1
+_MOST_MICROBATCHES = 2**20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -143,6 +144,10 @@ def check_microbatches(*, stages: int, chunks: int, microbatches: int) -> None:
         raise ValueError(
             f"A pipeline of {stages} stages, {chunks} chunks and {microbatches} microbatches: "
             "each must be positive."
+        )
+    if microbatches > _MOST_MICROBATCHES:
+        raise ValueError(
+            f"TrainConfig.microbatches={microbatches}: a schedule has at most {_MOST_MICROBATCHES}."
         )
     near = max(1, round(microbatches / stages)) * stages
     if microbatches < stages:

@@ -45,10 +45,12 @@ PLAIN = {
         "trainer.config_parser",
         "trainer.config_registry",
         "trainer.config_schema",
+        "trainer.finite_json",
         "trainer.fleet",
         "trainer.optimizer_config",
         "trainer.run_config",
         "trainer.size_checks",
+        "trainer.standard_streams",
     }
 }
 """Configurations and what reads them, without jax: planning looks at these against the arrows."""

@@ -129,7 +129,11 @@ class _Reader:
 
     def include(self, name: str, location: Location, *, chain: tuple[str, ...]) -> None:
         searched = _candidates(name, location)
-        path = next((path for path in searched if path.is_file()), None)
+        try:
+            path = next((path for path in searched if path.is_file()), None)
+        except OSError as error:  # a name too long for the file system
+            self.problems.append(Problem(f"{name[:80]!r}: {error.strerror}.", location))
+            return
         if path is None:
             self.problems.append(
                 Problem(

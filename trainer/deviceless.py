@@ -50,7 +50,8 @@ class Memory:
       aliased: share of the outputs that takes the arguments' place.
       temporary: everything between.
       host: temporaries in host memory, which count for no other.
-      reported: peak by the compiler's own account, which may leave some of these out.
+      reported: peak by the compiler's own account, which may leave some of these out, and with
+        ``host`` in it.
     """
 
     arguments: int
@@ -63,7 +64,8 @@ class Memory:
     @property
     def peak(self) -> int:
         """Bytes that must be free before the step: arguments, outputs of their own, temporaries."""
-        return max(self.arguments + self.outputs - self.aliased + self.temporary, self.reported)
+        summed = self.arguments + self.outputs - self.aliased + self.temporary
+        return max(summed, self.reported - self.host)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -28,8 +28,11 @@ def load_fleet(name: str) -> FleetConfig:
       ValueError: there is no such cluster.
       ConfigError: its file is wrong.
     """
-    path, bindings = _find(name)
-    fleet = re.search(r"^FleetConfig\.", path.read_text(), re.MULTILINE)
+    try:
+        path, bindings = _find(name)
+        fleet = re.search(r"^FleetConfig\.", path.read_text(encoding="utf-8"), re.MULTILINE)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"--cluster={name[:80]} cannot be read: {error}.") from None
     root = FleetConfig if fleet else ClusterConfig
     built = config.build([str(path)], bindings, schema=schema(root))[0].instance
     return cast(FleetConfig, built) if fleet else FleetConfig(pools=(cast(ClusterConfig, built),))
@@ -81,7 +84,7 @@ def _find(name: str) -> tuple[pathlib.Path, tuple[str, ...]]:
     if (path := FOLDER / f"{name}.gin").is_file():
         return path, ()
     kind, _, count = name.rpartition("_")
-    if count.isdigit() and int(count) > 0 and (path := FOLDER / f"{kind}.gin").is_file():
+    if re.fullmatch("[1-9][0-9]{0,9}", count) and (path := FOLDER / f"{kind}.gin").is_file():
         return path, (f"ClusterConfig.devices={count}",)
     raise ValueError(
         f"--cluster={name}: unknown. Known: {', '.join(cluster_names())}, each also with a number "

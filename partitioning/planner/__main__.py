@@ -1,10 +1,10 @@
 """``python -m partitioning.planner``: what a run needs, moves, takes and costs, before it runs."""
 
 import argparse
-import json
-import os
+import signal
 import sys
 from collections.abc import Sequence
+from typing import Any, NoReturn
 
 from launch.contract import ExitCode
 from partitioning.planner.command import PROGRAM, Parser
@@ -25,6 +25,8 @@ from partitioning.planner.commands import (
     simulate,
     throughput,
 )
+from trainer import standard_streams
+from trainer.finite_json import dumps
 
 COMMANDS = (
     advise,
@@ -68,18 +70,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         report = given.run(given)
         plain = report.as_dict(given.policy) if given.json else None
-        print(json.dumps(plain, indent=1) if plain else report.show(given.policy))  # noqa: T201
+        print(dumps(plain, indent=1) if plain else report.show(given.policy))  # noqa: T201
         sys.stdout.flush()
     except ValueError as error:  # a ConfigError is one
         print(error, file=sys.stderr)  # noqa: T201 - the console is this program's face
         return int(ExitCode.CONFIGURATION)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 128 + 13
+    except OSError as error:  # nowhere to print to, as on a full disk
+        print(error, file=sys.stderr)  # noqa: T201
+        return int(ExitCode.EXCEPTION)
     except KeyboardInterrupt:
         return int(ExitCode.INTERRUPTED)
     return report.exit_code
 
 
+def _stop(number: int, _: Any) -> NoReturn:
+    sys.exit(128 + number)
+
+
 if __name__ == "__main__":
+    standard_streams.secure()
+    signal.signal(signal.SIGTERM, _stop)  # so that what --verify started ends, too
     sys.exit(main())

@@ -13,11 +13,21 @@ PROGRAM = "python -m partitioning.planner"
 _DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 _BINARY = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
 
+LEAST, MOST = 1e-12, 1e30
+"""Between these lies what is read, so that no product of some of it leaves the floats."""
+_MOST_COUNTED = 10**12
+
 Given = argparse.Namespace
 
 
 class Parser(argparse.ArgumentParser):
     """One whose mistakes leave with the code for configuration."""
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        # argparse takes "--name=--" for a name without a value, and hands on an empty list.
+        if action.option_strings and action.nargs is None and arg_strings == ["--"]:
+            raise argparse.ArgumentError(action, "expected a value, got '--'")
+        return super()._get_values(action, arg_strings)
 
     def error(self, message: str) -> NoReturn:
         self.exit(int(ExitCode.CONFIGURATION), f"{message}\nSee {self.prog} --help.\n")
@@ -83,7 +93,10 @@ def tokens(text: str) -> int:
     Raises:
       ArgumentTypeError: it is none, or not positive.
     """
-    return round(_read(text, _BINARY, "4194304 or 4M, which is the same"))
+    read = round(_read(text, _BINARY, "4194304 or 4M, which is the same"))
+    if not read:
+        raise argparse.ArgumentTypeError(f"{text!r} is less than one token.")
+    return read
 
 
 def seconds(text: str) -> float:
@@ -97,9 +110,19 @@ def seconds(text: str) -> float:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a duration; write 450ms, 90s, 10min, 4h or 30d."
         )
-    return (
-        float(match[1]) * {"": 1, "ms": 1e-3, "s": 1, "min": 60, "h": 3600, "d": 86_400}[match[2]]
-    )
+    scale = {"": 1, "ms": 1e-3, "s": 1, "min": 60, "h": 3600, "d": 86_400}[match[2]]
+    return _bounded(text, float(match[1]) * scale)
+
+
+def some_time(text: str) -> float:
+    """Reads a duration that is not 0.
+
+    Raises:
+      ArgumentTypeError: it is none, or 0.
+    """
+    if not (read := seconds(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no time at all.")
+    return read
 
 
 def counted(text: str) -> int:
@@ -108,9 +131,7 @@ def counted(text: str) -> int:
     Raises:
       ArgumentTypeError: it is none.
     """
-    if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number.")
-    return int(text)
+    return 0 if re.fullmatch("0+", text) else positive(text)
 
 
 def several(read: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
@@ -128,9 +149,11 @@ def positive(text: str) -> int:
     Raises:
       ArgumentTypeError: it is none.
     """
-    if not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number.")
-    return int(text)
+    if re.fullmatch("0*[1-9][0-9]{0,12}", text) and int(text) <= _MOST_COUNTED:
+        return int(text)
+    raise argparse.ArgumentTypeError(
+        f"{text[:40]!r} is not a positive whole number of at most {_MOST_COUNTED:,}."
+    )
 
 
 def amount(text: str) -> float:
@@ -140,15 +163,6 @@ def amount(text: str) -> float:
       ArgumentTypeError: it is none, or negative.
     """
     return 0.0 if re.fullmatch(r"0+(\.0*)?", text) else number(text)
-
-
-def count(text: str) -> int:
-    """Reads a whole number that may be 0.
-
-    Raises:
-      ArgumentTypeError: it is none, or negative.
-    """
-    return 0 if text == "0" else positive(text)
 
 
 def share(text: str) -> float:
@@ -163,7 +177,7 @@ def share(text: str) -> float:
         value = -1.0
     if not 0.0 <= value <= 1.0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a share; write 0.1 or 10%.")
-    return value
+    return _bounded(text, value)
 
 
 def _read(text: str, scales: dict[str, int], example: str) -> float:
@@ -173,6 +187,14 @@ def _read(text: str, scales: dict[str, int], example: str) -> float:
     value = float(match[1].replace("_", "").replace(",", "")) * scales[match[2].lower()]
     if value <= 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not positive.")
+    return _bounded(text, value)
+
+
+def _bounded(text: str, value: float) -> float:
+    if value and not LEAST <= value <= MOST:
+        raise argparse.ArgumentTypeError(
+            f"{text[:40]!r} is beyond what is calculated with, {LEAST:g} to {MOST:g}."
+        )
     return value
 
 

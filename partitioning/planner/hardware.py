@@ -5,6 +5,7 @@ lines that includes a chip's. Standard library only.
 """
 
 import dataclasses
+import itertools
 from typing import Literal
 
 
@@ -96,6 +97,16 @@ class ClusterConfig:
     host_memory: int = 2 * 10**12
     host_bandwidth: float = 50e9
     storage_write: float = 100e9
+
+    def __post_init__(self) -> None:
+        reach = [min(link.devices or self.devices, self.devices) for link in self.links]
+        whole = not self.links or reach[-1] < self.devices
+        if whole or any(inner > outer for inner, outer in itertools.pairwise(reach)):
+            raise ValueError(
+                f"ClusterConfig.links of {self.name} join {reach} devices: from the innermost "
+                f"outwards, each at least as many as the one before, the last all {self.devices} "
+                "(LinkConfig.devices=0)."
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -37,6 +37,10 @@ class Parts:
     optimizer: OptimizerConfig = dataclasses.field(default_factory=AdamW)
 
 
+_ROOT = dataclasses.make_dataclass("RunConfig", (), bases=(Parts,), frozen=True, kw_only=True)
+"""Parts, under the name by which files of optimizers and the like bind them."""
+
+
 def load_model(files: Sequence[str], bindings: Sequence[str] = ()) -> DecoderConfig:
     """Returns the decoder of model or run files; see `load_inputs`."""
     found = load_inputs(files, bindings)
@@ -51,10 +55,11 @@ def load_inputs(files: Sequence[str], bindings: Sequence[str] = ()) -> Parts | R
       ValueError: they describe a run that is no language model.
     """
     statements = config_parser.read(files, bindings=bindings).statements
-    if any(s.selector == "RunConfig" for s in statements):
+    ours = {field.name for field in dataclasses.fields(Parts)}
+    if any(s.selector == "RunConfig" and s.parameter not in ours for s in statements):
         return config.load(files, bindings).run
     classes = {cls.__name__: cls for cls in CONFIGURABLES if cls is not RunConfig}
-    schema = Schema(Parts, {"Parts": Parts, **classes}, frozenset())
+    schema = Schema(_ROOT, {_ROOT.__name__: _ROOT, **classes}, frozenset())
     built = config.build(files, bindings, schema=schema)[0].instance
     assert isinstance(built, Parts)
     return built

@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import math
+import re
 from typing import Any
 
 from models.decoder_config import DecoderConfig
@@ -106,10 +107,12 @@ def _mesh(text: str) -> MeshConfig:
     sizes: dict[str, Any] = {}
     for part in text.split(","):
         axis, _, size = part.partition("=")
-        if axis not in AXES or not size.lstrip("-").isdigit():
+        if axis not in AXES or not re.fullmatch("-1|[1-9][0-9]{0,9}", size):
             raise ValueError(
-                f"--mesh={text}: {part!r} is not an axis with its size, as fsdp=64 is. Axes: "
-                f"{', '.join(AXES)}."
+                f"--mesh={text}: {part!r} is not an axis with its size, as fsdp=64 or fsdp=-1 is. "
+                f"Axes: {', '.join(AXES)}."
             )
+        if axis in sizes:
+            raise ValueError(f"--mesh={text} gives {axis} twice.")
         sizes[axis] = int(size)
     return MeshConfig(**sizes)

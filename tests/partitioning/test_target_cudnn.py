@@ -25,9 +25,21 @@ KERNEL, BACKWARD = "__cudnn$fmha", "SoftmaxBackward"
             "pipeline": PipelineConfig(schedule="circular"),
             "model": dataclasses.replace(MODEL, layers=12),
         },
+        {
+            "rules": "pp",
+            "mesh": MeshConfig(data=2, stage=4),
+            "microbatches": 4,
+            "model": dataclasses.replace(MODEL, layers=12),
+        },
         {"rules": "cp", "mesh": MeshConfig(fsdp=2, context=4)},
     ],
-    ids=["split heads", "fewer key heads than ranks", "inside of stages", "over context"],
+    ids=[
+        "split heads",
+        "fewer key heads than ranks",
+        "inside of stages",
+        "inside of stages that nothing else splits",
+        "over context",
+    ],
 )
 def test_attention_is_the_kernel(layout):
     _, step = compiled(**layout)

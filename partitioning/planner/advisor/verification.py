@@ -7,6 +7,7 @@ exposed communication of each axis in proportion to the bytes that were counted.
 
 import dataclasses
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -86,7 +87,13 @@ def _dry_run(candidate: Candidate, source: Source) -> dict[str, Any]:
             f"--cluster={source.cluster}",
         ]
         done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=_LIMIT_S
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_LIMIT_S,
+            # What a compiler leaves behind when it is stopped goes with the folder.
+            env={**os.environ, "TMPDIR": folder},
         )
     try:
         found: dict[str, Any] = json.loads(done.stdout)

@@ -49,6 +49,9 @@ def _work(stages: int, bound: float) -> fractions.Fraction:
 
 
 def _exact(share: float) -> fractions.Fraction:
-    if not 0 < share < 1:
-        raise ValueError(f"A bound on the bubble lies between 0 and 1, exclusive: not {share:g}.")
-    return fractions.Fraction(share).limit_denominator(10**6)
+    exact = fractions.Fraction(share).limit_denominator(10**6)
+    if not 0 < exact < 1:
+        raise ValueError(
+            f"A bound on the bubble lies between 0 and 1, exclusive, in millionths: not {share:g}."
+        )
+    return exact

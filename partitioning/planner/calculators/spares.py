@@ -5,6 +5,10 @@ at once is not in it. Standard library only.
 """
 
 import math
+import statistics
+
+_NORMAL = 1e6
+"""From this mean on, the distribution is a normal one to a millionth of its width."""
 
 
 def poisson_quantile(mean: float, *, confidence: float) -> int:
@@ -17,6 +21,8 @@ def poisson_quantile(mean: float, *, confidence: float) -> int:
         raise ValueError(f"A confidence lies between 0 and 1, exclusive: not {confidence:g}.")
     if mean == 0:
         return 0
+    if mean > _NORMAL:
+        return math.ceil(mean + statistics.NormalDist().inv_cdf(confidence) * math.sqrt(mean))
     far = 40 * math.sqrt(mean) + 40  # what lies further from the mean has no weight
     count, below = max(0, math.floor(mean - far)), 0.0
     while True:

@@ -6,15 +6,18 @@ import math
 import pathlib
 import sys
 import time
+import typing
 from collections.abc import Mapping
 from typing import Any
 
+from models.decoder_config import ContextAttention
+from partitioning.mesh_config import ScheduleName
 from partitioning.planner.advisor.advice import Advice, Constraint, compared, constraints
 from partitioning.planner.advisor.drawing import draw
 from partitioning.planner.advisor.plan_file import Source, gin_text, write
 from partitioning.planner.advisor.question import question_of
 from partitioning.planner.advisor.search import Evaluations, search
-from partitioning.planner.advisor.search_space import FIXABLE
+from partitioning.planner.advisor.search_space import FIXABLE, RULE_SETS
 from partitioning.planner.advisor.verification import verified
 from partitioning.planner.answers import Policy
 from partitioning.planner.command import Given, add, positive, tokens
@@ -24,7 +27,13 @@ from trainer.fleet import load_fleet
 from trainer.run_config import RunConfig
 
 _PARTS = (2, 4, 8)
-_WORDS = ("remat", "rules", "schedule", "context_attention")
+_WORDS = {
+    "rules": RULE_SETS,
+    "schedule": typing.get_args(ScheduleName),
+    "context_attention": typing.get_args(ContextAttention),
+    "offload": ("0", "1"),
+}
+"""What may be fixed to one of a few words."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -212,8 +221,14 @@ def _fixed(text: str) -> tuple[str, int | str]:
         raise argparse.ArgumentTypeError(
             f"{text!r}: write NAME=VALUE with one of {', '.join(FIXABLE)}."
         )
-    if name in _WORDS:
+    if name == "remat":  # has a grammar, which DecoderConfig checks
         return name, value
-    if not value.isdigit() or (name != "offload" and not int(value)):
-        raise argparse.ArgumentTypeError(f"{text!r}: {name} is a positive whole number.")
-    return name, int(value)
+    if name in _WORDS:
+        if value not in _WORDS[name]:
+            allowed = ", ".join(_WORDS[name])
+            raise argparse.ArgumentTypeError(f"{text!r}: {name} is one of {allowed}.")
+        return name, int(value) if name == "offload" else value
+    try:
+        return name, positive(value)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {name}: {error}") from None

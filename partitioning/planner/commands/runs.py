@@ -7,7 +7,7 @@ from typing import Any
 from partitioning.planner.answers import Answer, Quantity, Section, amount, shown
 from partitioning.planner.calculators import cost, reliability, running_terms, state
 from partitioning.planner.calculators.mfu import H100_BF16, Machine
-from partitioning.planner.command import Given, add, number, positive, seconds, share, tokens
+from partitioning.planner.command import Given, add, number, positive, share, some_time, tokens
 from partitioning.planner.commands.failing import add_failures, saving_of
 from partitioning.planner.documents.chapter import PARAMETERS
 
@@ -30,7 +30,7 @@ def _add_checkpoint(commands: Any) -> None:
     one.add_argument("--parameters", type=number, default=70e9, help="Of the model. (70B)")
     one.add_argument("--devices", type=positive, default=512, help="That write. (512)")
     one.add_argument("--bandwidth", type=number, default=100e9, help="Of the store, B/s. (100G)")
-    one.add_argument("--within", type=seconds, default=90.0, help="Time wanted. (90s)")
+    one.add_argument("--within", type=some_time, default=90.0, help="Time wanted. (90s)")
 
 
 def _checkpoint(given: Given) -> Answer:

@@ -1,12 +1,13 @@
 """``simulate``: weeks of a run under failures, or of a shared cluster, in seconds."""
 
+import argparse
 import dataclasses
 import statistics
 from typing import Any
 
 from partitioning.planner.answers import Answer, Quantity, Section
 from partitioning.planner.calculators.reliability import DAY, WEEK
-from partitioning.planner.command import Given, add, amount, count, group, number, positive
+from partitioning.planner.command import Given, add, amount, counted, group, number, positive
 from partitioning.planner.commands import simulate_cluster
 from partitioning.planner.simulation.failure_classes import FailureClass, meta, uniform
 from partitioning.planner.simulation.run_simulation import (
@@ -20,6 +21,9 @@ from partitioning.planner.simulation.run_simulation import (
 
 _MEMORY_S = 2.0
 """Seconds that a save into peers' memory blocks; until it counts, and to read it, twice that."""
+
+_MOST_EVENTS = 2e7
+"""A minute or two."""
 
 
 def register(commands: Any) -> None:
@@ -61,7 +65,7 @@ def register(commands: Any) -> None:
     )
     one.add_argument("--detection", type=amount, default=30.0)
     one.add_argument("--restart", type=amount, default=300.0)
-    one.add_argument("--spares", type=count, default=4, help="Hosts that wait (4).")
+    one.add_argument("--spares", type=counted, default=4, help="Hosts that wait (4).")
     one.add_argument("--repair", type=amount, default=4 * 3600.0, help="Seconds (4 h).")
     one.add_argument(
         "--stragglers", type=amount, default=0.0, help="Slow devices per device and week (0)."
@@ -69,11 +73,12 @@ def register(commands: Any) -> None:
     one.add_argument("--slowdown", type=number, default=1.3, help="Of all devices by one (1.3).")
     one.add_argument("--noticed", type=amount, default=600.0, help="Seconds until told (600).")
     one.add_argument("--trials", type=positive, default=20)
-    one.add_argument("--seed", type=count, default=0)
+    one.add_argument("--seed", type=counted, default=0)
 
 
 def _simulate(given: Given) -> Answer:
     case = _case(given)
+    _check_length(case, trials=given.trials)
     runs = simulate_many(case, trials=given.trials, seed=given.seed)
     recoveries = [recovery for run in runs for recovery in run.recoveries]
     still = percentiles([recovery.still for recovery in recoveries])
@@ -96,6 +101,18 @@ def _simulate(given: Given) -> Answer:
             Section(name="expected", title="Closed forms", quantities=_expected(case)),
         ),
     )
+
+
+def _check_length(case: Case, *, trials: int) -> None:
+    """Raises ValueError if there is more to simulate than anyone waits for."""
+    rate = sum(kind.rate for kind in case.classes) + case.stragglers.rate
+    events = trials * case.work * (rate * case.devices / WEEK + 1 / case.interval)
+    if events > _MOST_EVENTS:
+        raise ValueError(
+            f"{events:.3g} failures and saves are too many to simulate; at most "
+            f"{_MOST_EVENTS:.0e}. Take fewer --days or --trials, a longer --interval or fewer "
+            "--failures."
+        )
 
 
 def _case(given: Given) -> Case:
@@ -130,13 +147,11 @@ def _classes(given: Given) -> tuple[FailureClass, ...]:
     if given.failures == "meta":
         return meta(**costs)
     try:
-        rate = float(given.failures)
-    except ValueError:
-        rate = -1.0
-    if rate < 0:
+        rate = amount(given.failures)
+    except argparse.ArgumentTypeError:
         raise ValueError(
             f"--failures={given.failures}: a number per device and week, such as 0.01, or meta."
-        )
+        ) from None
     return uniform(rate, **costs) if rate else ()
 
 

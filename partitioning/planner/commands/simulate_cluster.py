@@ -8,7 +8,7 @@ import yaml
 
 from partitioning.planner.answers import Answer, Quantity, Section
 from partitioning.planner.calculators.reliability import DAY
-from partitioning.planner.command import Given, add, amount, count, number, positive
+from partitioning.planner.command import MOST, Given, add, amount, counted, number, positive
 from partitioning.planner.simulation.cluster_simulation import (
     Job,
     Shared,
@@ -21,6 +21,7 @@ from partitioning.planner.simulation.job_mix import equal_teams, mix, usual_jobs
 from partitioning.planner.simulation.run_simulation import percentiles
 
 _SMALL = 8
+_LEAST_WEIGHT = 1e-6
 
 
 def register(commands: Any) -> None:
@@ -43,13 +44,13 @@ def register(commands: Any) -> None:
     one.add_argument("--teams_file", type=pathlib.Path, help="Teams as `launch.main admin` reads.")
     one.add_argument("--kind", help="Kind of accelerator in --teams_file; default: its first.")
     one.add_argument(
-        "--jobs", type=positive, help="That would run at a time; default: 90% of the hosts' worth."
+        "--jobs", type=positive, help="That would run at a time; default: 90%% of the hosts' worth."
     )
     one.add_argument("--days", type=number, default=3.0, help="Within which jobs come (3).")
     one.add_argument("--engine", choices=("kueue", "slurm"), default="kueue")
     one.add_argument("--save", type=amount, default=60.0, help="Seconds to give way (60).")
     one.add_argument("--start", type=amount, default=30.0, help="Seconds to the first step (30).")
-    one.add_argument("--seed", type=count, default=0)
+    one.add_argument("--seed", type=counted, default=0)
 
 
 def _simulate(given: Given) -> Answer:
@@ -88,15 +89,15 @@ def _teams(given: Given) -> tuple[int, tuple[TeamShare, ...]]:
         shares = tuple(
             TeamShare(
                 name=team["name"],
-                hosts=int(quota["hosts"]),
-                weight=float(team.get("weight", 1)),
-                borrow=quota.get("borrow"),
+                hosts=_of(quota, "hosts", least=0),
+                weight=_of(team, "weight", least=_LEAST_WEIGHT, otherwise=1.0),
+                borrow=_of(quota, "borrow", least=0, otherwise=None),
             )
             for team in plain["teams"]
             for quota in team["quotas"]
             if quota["kind"] == kind
         )
-        hosts = int(kinds[kind]["hosts"]) or sum(share.hosts for share in shares)
+        hosts = _of(kinds[kind], "hosts", least=0) or sum(share.hosts for share in shares)
     except OSError as error:
         raise ValueError(f"--teams_file={given.teams_file}: {error.strerror}.") from None
     except (yaml.YAMLError, AttributeError, KeyError, TypeError, StopIteration) as error:
@@ -104,7 +105,22 @@ def _teams(given: Given) -> tuple[int, tuple[TeamShare, ...]]:
             f"--teams_file={given.teams_file} is no teams file with this kind ({error!r}); see "
             "python -m launch.main admin --help."
         ) from None
+    if not shares:
+        raise ValueError(f"--teams_file={given.teams_file}: no team has a quota of {kind}.")
     return hosts, shares
+
+
+def _of(given: dict[str, Any], name: str, *, least: float, otherwise: Any = 0) -> Any:
+    """Returns a number of a teams file.
+
+    Raises:
+      ValueError: it is none, or too small.
+    """
+    value = given.get(name, otherwise)
+    whole = int if isinstance(least, int) else (int, float)
+    if value is None or (isinstance(value, whole) and least <= value <= MOST):
+        return value
+    raise ValueError(f"--teams_file: {name}: {value!r} is not a number of at least {least:g}.")
 
 
 def _waits(found: Shared) -> tuple[Quantity, ...]:

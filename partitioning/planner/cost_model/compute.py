@@ -7,9 +7,9 @@ pipeline the stage's own work without the bubble. Standard library only.
 
 import dataclasses
 
+from partitioning.planner.cost_model.block_memory import fused_attention, kept_values
 from partitioning.planner.cost_model.block_work import BlockWork, Product, attended, block_work
 from partitioning.planner.cost_model.layout import leaves
-from partitioning.planner.cost_model.memory import fused_attention, kept_values
 from partitioning.planner.cost_model.optimizer_state import state_elements, state_width
 from partitioning.planner.hardware import ChipConfig
 from partitioning.planner.plan import Plan
@@ -188,6 +188,7 @@ def _optimizer(plan: Plan, chip: ChipConfig) -> tuple[float, float]:
     own = sum(leaf.elements / leaf.state_ways for leaf in tree)
     moved = own * 3 * width + 2 * state
     if plan.work.microbatches > 1:
-        moved += own * plan.work.microbatches * (width + 8)
+        added = sum(leaf.elements / leaf.summing_ways for leaf in tree)
+        moved += added * plan.work.microbatches * (width + 8)
     seconds = moved / (chip.memory_bandwidth * chip.bandwidth_efficiency)
     return seconds, 2 * state if plan.optimizer.offload else 0.0

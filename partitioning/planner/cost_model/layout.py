@@ -13,7 +13,7 @@ from partitioning.mesh_config import AXES, RulesConfig
 from partitioning.planner.decoder_parameters import parameters
 from partitioning.planner.plan import Plan
 from partitioning.rules import assign, optimizer_rules
-from partitioning.traffic_step import STAGE
+from partitioning.traffic_step import REPLICAS, STAGE
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,10 @@ class Leaf:
       shape: of the whole.
       elements: of the whole.
       ways: devices that share it.
-      state_ways: devices that share its optimizer state and gradient.
+      stage_ways: of these, those of one pipeline stage.
+      state_ways: devices that share its optimizer state, and its gradient once it is complete.
+      summing_ways: devices that share its gradient while microbatches are added up, which each
+        replica does on its own (partitioning/replicas.py).
       computing_ways: devices among which it stays split while it is used; the others gather it.
     """
 
@@ -35,7 +38,9 @@ class Leaf:
     shape: tuple[int, ...]
     elements: int
     ways: int
+    stage_ways: int
     state_ways: int
+    summing_ways: int
     computing_ways: int
 
     @property
@@ -70,14 +75,18 @@ def _leaves(
             for axis in split
             if axis == "tensor" or (logical == "layers" and axis == STAGE) or logical == "experts"
         ]
+        holders = [axis for split in here for axis in split]
+        keepers = [axis for split in state for axis in split]
         found.append(
             Leaf(
                 name=name,
                 axes=axes,
                 shape=shape,
                 elements=math.prod(shape),
-                ways=math.prod(sizes[axis] for split in here for axis in split),
-                state_ways=math.prod(sizes[axis] for split in state for axis in split),
+                ways=math.prod(sizes[axis] for axis in holders),
+                stage_ways=math.prod(sizes[axis] for axis in holders if axis != STAGE),
+                state_ways=math.prod(sizes[axis] for axis in keepers),
+                summing_ways=math.prod(sizes[axis] for axis in keepers if axis != REPLICAS),
                 computing_ways=math.prod(sizes[axis] for axis in stays),
             )
         )

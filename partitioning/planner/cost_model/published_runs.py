@@ -87,7 +87,8 @@ class PublishedRun:
 
         Reports leave out what the driver and libraries take. Frameworks on PyTorch hold logits in
         the compute dtype, and in float32 as such, as their logarithms and as both gradients, 16
-        bytes each; and in a pipeline nothing that only ours has: gathered embeddings, casts.
+        bytes each; free a block's activations as its gradients come; and have in a pipeline
+        nothing that only ours has: gathered embeddings, casts.
         """
         use = device_memory(self.plan, chip=self.cluster.chip)
         if self.is_jax:
@@ -97,7 +98,8 @@ class PublishedRun:
         logits = self.plan.step.tokens * self.plan.model.vocab_size / self.plan.sizes["tensor"]
         passing = ("gradients", "block", "experts", "gathered_weights")
         at_loss = held - sum(use.part(name) for name in passing) + 16 * logits
-        return max(held, at_loss)
+        freed = min(use.part("gradients"), use.part("activations"))
+        return max(held - freed, at_loss)
 
     @property
     def expected_to_fit(self) -> bool:
@@ -112,21 +114,24 @@ def read_runs(path: pathlib.Path) -> tuple[PublishedRun, ...]:
     Raises:
       ValueError: a line is not as described above.
     """
-    if not path.is_file():
-        raise ValueError(f"There is no file {path}.")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{str(path)[:80]} cannot be read: {error}.") from None
     found: list[PublishedRun] = []
-    with path.open(newline="") as file:
-        lines = csv.DictReader(text for text in file if not text.startswith("#"))
-        for number, line in enumerate(lines, start=1):
-            named = {name: (value or "").strip() for name, value in line.items()}
-            if named.get("source") == "same" and found:
-                named["source"] = found[-1].source
-            try:
-                found.append(_run(named))
-            except KeyError as error:
-                raise ValueError(f"{path}: there is no column {error}.") from error
-            except ValueError as error:
-                raise ValueError(f"{path}, row {number}: {error}") from error
+    rows = [row for row in text.splitlines() if not row.startswith("#")]
+    for number, line in enumerate(csv.DictReader(rows, restkey="more"), start=1):
+        if "more" in line:
+            raise ValueError(f"{path}, row {number}: more cells than columns.")
+        named = {name: (value or "").strip() for name, value in line.items()}
+        if named.get("source") == "same" and found:
+            named["source"] = found[-1].source
+        try:
+            found.append(_run(named))
+        except KeyError as error:
+            raise ValueError(f"{path}: there is no column {error}.") from error
+        except ValueError as error:
+            raise ValueError(f"{path}, row {number}: {error}") from error
     return tuple(found)
 
 

@@ -9,8 +9,8 @@ import dataclasses
 
 from partitioning.planner.answers import Quantity
 from partitioning.planner.calculators.reliability import HOUR
+from partitioning.planner.cost_model.block_memory import fused_attention
 from partitioning.planner.cost_model.compute import Compute, compute
-from partitioning.planner.cost_model.memory import fused_attention
 from partitioning.planner.cost_model.step_flops import StepFlops, step_flops
 from partitioning.planner.cost_model.step_traffic import AxisTraffic, communication
 from partitioning.planner.hardware import ChipConfig, ClusterConfig

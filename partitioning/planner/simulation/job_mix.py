@@ -11,6 +11,8 @@ _SIZES = ((1, 40), (2, 20), (4, 18), (8, 14), (16, 5), (32, 2), (64, 1))
 _PRIORITIES = ((500, 70), (250, 12), (0, 8), (750, 8), (1000, 2))
 _MEDIAN_S, _SPREAD = 4 * 3600.0, 1.2
 """Of a job's length, a log-normal distribution."""
+_MOST = 100_000
+"""Jobs, some minutes."""
 
 
 def usual_jobs(hosts: int) -> int:
@@ -39,6 +41,11 @@ def mix(
     chance = random.Random(seed)
     mean = _MEDIAN_S * math.exp(_SPREAD**2 / 2)
     window = days * DAY
+    if (expected := window * jobs / mean) > _MOST:
+        raise ValueError(
+            f"{jobs} jobs at a time for {days:g} days are {expected:.3g} jobs, too many to "
+            f"simulate; at most {_MOST:,}. Give fewer --jobs or --days."
+        )
     requests = [_request(chance, 0, shares, hosts, size=max(1, hosts // 2), at=window / 2)]
     sizes, weights = zip(*_SIZES, strict=True)
     now = 0.0

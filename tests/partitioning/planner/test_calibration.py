@@ -128,7 +128,7 @@ def test_a_wrong_row_is_refused(
 
 def test_a_missing_file_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["calibration", "--rows=nowhere.csv"]) == 64
-    assert "There is no file nowhere.csv." in capsys.readouterr().err
+    assert "nowhere.csv cannot be read" in capsys.readouterr().err
 
 
 def test_a_missing_column_is_named(tmp_path: pathlib.Path) -> None:

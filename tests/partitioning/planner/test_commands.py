@@ -215,7 +215,7 @@ MISREAD = {
     "interval --save=5lightyears": "is not a duration; write 450ms, 90s",
     "failures --rate=0": "A rate of 0 means that nothing fails",
     "failures --devices=512,x": "'x' is not a positive whole number",
-    "cost --spares=-1": "is not a whole number",
+    "cost --spares=-1": "is not a positive whole number",
     "state --parameters=seventy": "is not an amount",
 }
 COMMANDS = {

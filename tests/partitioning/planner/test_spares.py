@@ -56,3 +56,9 @@ def test_longer_repairs_need_more_spares():
 
 def test_a_share_is_rounded_up_and_not_by_a_rounding_error():
     assert [by_share(hosts, share=0.05) for hosts in (64, 60, 1)] == [4, 3, 1]
+
+
+def test_a_mean_of_any_size_is_answered_at_once_and_without_a_step():
+    around = [poisson_quantile(mean, confidence=0.99) for mean in (999_999, 1_000_001)]
+    assert around[1] - around[0] in (1, 2, 3)
+    assert poisson_quantile(1e20, confidence=0.99) > 1e20
