@@ -32,7 +32,7 @@ def load_fleet(name: str) -> FleetConfig:
         path, bindings = _find(name)
         fleet = re.search(r"^FleetConfig\.", path.read_text(encoding="utf-8"), re.MULTILINE)
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"--cluster={name[:80]} cannot be read: {error}.") from None
+        raise ValueError(f"--cluster={name[:400]} cannot be read: {error}.") from None
     root = FleetConfig if fleet else ClusterConfig
     built = config.build([str(path)], bindings, schema=schema(root))[0].instance
     return cast(FleetConfig, built) if fleet else FleetConfig(pools=(cast(ClusterConfig, built),))

@@ -45,8 +45,8 @@ def register(commands: Any) -> None:
         ],
         run=_simulate,
     )
-    one.add_argument("--devices", type=positive, default=512)
-    one.add_argument("--per_host", type=positive, default=8)
+    one.add_argument("--devices", type=positive, default=512, help="Of the run (512).")
+    one.add_argument("--per_host", type=positive, default=8, help="Devices of a host (8).")
     one.add_argument("--days", type=number, default=54.0, help="Wall time to look at (54).")
     one.add_argument(
         "--failures",
@@ -63,8 +63,8 @@ def register(commands: Any) -> None:
         metavar="N",
         help="Save to peers' memory every interval, and to the store every Nth time.",
     )
-    one.add_argument("--detection", type=amount, default=30.0)
-    one.add_argument("--restart", type=amount, default=300.0)
+    one.add_argument("--detection", type=amount, default=30.0, help="Seconds to see a fault (30).")
+    one.add_argument("--restart", type=amount, default=300.0, help="Seconds to start again (300).")
     one.add_argument("--spares", type=counted, default=4, help="Hosts that wait (4).")
     one.add_argument("--repair", type=amount, default=4 * 3600.0, help="Seconds (4 h).")
     one.add_argument(
@@ -72,8 +72,8 @@ def register(commands: Any) -> None:
     )
     one.add_argument("--slowdown", type=number, default=1.3, help="Of all devices by one (1.3).")
     one.add_argument("--noticed", type=amount, default=600.0, help="Seconds until told (600).")
-    one.add_argument("--trials", type=positive, default=20)
-    one.add_argument("--seed", type=counted, default=0)
+    one.add_argument("--trials", type=positive, default=20, help="Runs to simulate (20).")
+    one.add_argument("--seed", type=counted, default=0, help="The same gives the same runs (0).")
 
 
 def _simulate(given: Given) -> Answer:

@@ -38,8 +38,8 @@ def register(commands: Any) -> None:
         ],
         run=_simulate,
     )
-    one.add_argument("--devices", type=positive, default=10_240)
-    one.add_argument("--per_host", type=positive, default=8)
+    one.add_argument("--devices", type=positive, default=10_240, help="Of the cluster (10240).")
+    one.add_argument("--per_host", type=positive, default=8, help="Devices of a host (8).")
     one.add_argument("--teams", type=positive, default=50, help="Equal teams (50).")
     one.add_argument("--teams_file", type=pathlib.Path, help="Teams as `launch.main admin` reads.")
     one.add_argument("--kind", help="Kind of accelerator in --teams_file; default: its first.")
@@ -47,10 +47,12 @@ def register(commands: Any) -> None:
         "--jobs", type=positive, help="That would run at a time; default: 90%% of the hosts' worth."
     )
     one.add_argument("--days", type=number, default=3.0, help="Within which jobs come (3).")
-    one.add_argument("--engine", choices=("kueue", "slurm"), default="kueue")
+    one.add_argument(
+        "--engine", choices=("kueue", "slurm"), default="kueue", help="Whose rules hold (kueue)."
+    )
     one.add_argument("--save", type=amount, default=60.0, help="Seconds to give way (60).")
     one.add_argument("--start", type=amount, default=30.0, help="Seconds to the first step (30).")
-    one.add_argument("--seed", type=counted, default=0)
+    one.add_argument("--seed", type=counted, default=0, help="The same gives the same jobs (0).")
 
 
 def _simulate(given: Given) -> Answer:

@@ -117,7 +117,7 @@ def read_runs(path: pathlib.Path) -> tuple[PublishedRun, ...]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{str(path)[:80]} cannot be read: {error}.") from None
+        raise ValueError(f"{str(path)[:400]} cannot be read: {error}.") from None
     found: list[PublishedRun] = []
     rows = [row for row in text.splitlines() if not row.startswith("#")]
     for number, line in enumerate(csv.DictReader(rows, restkey="more"), start=1):
