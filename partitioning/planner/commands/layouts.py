@@ -13,7 +13,7 @@ from partitioning.planner.calculators.state import (
     least_replicas,
 )
 from partitioning.planner.command import Given, add, number, positive, share, tokens
-from partitioning.planner.commands.links import add_layout, read_layout
+from partitioning.planner.commands.communication import add_layout, read_layout
 
 
 def register(commands: Any) -> None:

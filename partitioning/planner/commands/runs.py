@@ -8,7 +8,7 @@ from partitioning.planner.answers import Answer, Quantity, Section, amount, show
 from partitioning.planner.calculators import cost, reliability, running_terms, state
 from partitioning.planner.calculators.mfu import H100_BF16, Machine
 from partitioning.planner.command import Given, add, number, positive, share, some_time, tokens
-from partitioning.planner.commands.failing import add_failures, saving_of
+from partitioning.planner.commands.reliability import add_failures, saving_of
 from partitioning.planner.documents.chapter import PARAMETERS
 
 

@@ -32,6 +32,7 @@ from partitioning.planner.simulation.run_simulation import (
 
 _MEMORY_S = 2.0
 """Seconds that a save into peers' memory blocks; until it counts, and to read it, twice that."""
+
 _MOST_EVENTS = 2e7
 """A minute or two."""
 

@@ -10,8 +10,8 @@ from partitioning.planner.answers import Answer, Quantity, Section
 from partitioning.planner.calculators.reliability import DAY
 from partitioning.planner.command import MOST, Given, add, counted, number, positive, seconds
 from partitioning.planner.simulation.cluster_simulation import (
+    ClusterUse,
     Job,
-    Shared,
     SharedCluster,
     TeamShare,
     shares,
@@ -125,7 +125,7 @@ def _of(given: dict[str, Any], name: str, *, least: float, otherwise: Any = 0) -
     raise ValueError(f"--teams_file: {name}: {value!r} is not a number of at least {least:g}.")
 
 
-def _waits(found: Shared) -> tuple[Quantity, ...]:
+def _waits(found: ClusterUse) -> tuple[Quantity, ...]:
     # Who has not started by the end has waited at least so long.
     waits = [(job.asked.hosts, _waited(job, found.until)) for job in found.jobs]
     every = [wait for _, wait in waits]
@@ -152,7 +152,7 @@ def _waited(job: Job, until: float) -> float:
     return max(0.0, until - job.asked.at) if job.wait is None else job.wait
 
 
-def _use(found: Shared, cluster: SharedCluster) -> tuple[Quantity, ...]:
+def _use(found: ClusterUse, cluster: SharedCluster) -> tuple[Quantity, ...]:
     busy = sum(found.busy.values())
     return (
         Quantity(
@@ -177,7 +177,7 @@ def _use(found: Shared, cluster: SharedCluster) -> tuple[Quantity, ...]:
     )
 
 
-def _fairness(found: Shared, cluster: SharedCluster) -> tuple[Quantity, ...]:
+def _fairness(found: ClusterUse, cluster: SharedCluster) -> tuple[Quantity, ...]:
     got = shares(found, cluster.teams)
     most = sorted(got.items(), key=lambda item: -item[1])
     shown = most if len(most) <= 2 * _SMALL else [*most[:3], *most[-3:]]

@@ -30,6 +30,8 @@ from trainer.fleet import load_cluster
 from trainer.optimizer_config import AdamW
 
 FOLDER = pathlib.Path(__file__).parent / "published"
+_PYTORCH = ("torch", "nanotron", "megatron", "nemo", "deepspeed")
+"""What sources of runs on PyTorch have in their names; all others are JAX."""
 _CONFIGS = REPOSITORY / "configs" / "models"
 _NAMES = {
     "llama3.1-8b": "llama3_8b",
@@ -172,7 +174,7 @@ def _run(line: dict[str, str]) -> PublishedRun:
 
 
 def _is_jax(source: str) -> bool:
-    return "AI-Hypercomputer" in source or "maxtext" in source
+    return not any(name in source.lower() for name in _PYTORCH)
 
 
 def _remat(line: dict[str, str]) -> str:

@@ -13,7 +13,14 @@ from partitioning.planner.calculators import (
 from partitioning.planner.calculators.activations import Layer, layers_in_flight
 from partitioning.planner.calculators.communication import Ring, StepTimes
 from partitioning.planner.calculators.layout_terms import BOOK_NVLINK, INFINIBAND, NVLINK
-from partitioning.planner.calculators.reliability import availability, save_share, young
+from partitioning.planner.calculators.reliability import (
+    DAY,
+    HOUR,
+    WEEK,
+    availability,
+    save_share,
+    young,
+)
 from partitioning.planner.calculators.state import Layout, least_replicas, per_device
 from partitioning.planner.documents.chapter import (
     LENGTH,
@@ -28,7 +35,16 @@ from partitioning.planner.documents.chapter import (
 _PARAMETERS, _LAYERS, _WIDTH, _DEVICES = 175e9, 96, 12_288, 2048
 _LONG, _CONTEXT = 128 * 1024, 8
 _JOB = saving(8192, save=6, recovery=480)
-_REPAIRS = (600.0, 3600.0, 14_400.0, 86_400.0, 259_200.0, 604_800.0)
+_REPAIRS = {
+    "10_min": 600.0,
+    "1_h": HOUR,
+    "4_h": 4 * HOUR,
+    "24_h": DAY,
+    "72_h": 3 * DAY,
+    "168_h": WEEK,
+}
+"""Seconds until a host is back."""
+
 _FLAT = Layout()
 
 
@@ -218,8 +234,6 @@ def _p2d() -> Section:
 
 
 def _p2e() -> Section:
-    hours = {600.0: "10_min", 3600.0: "1_h", 14_400.0: "4_h", 86_400.0: "24_h"}
-    hours |= {259_200.0: "72_h", 604_800.0: "168_h"}
     return answered(
         "P2e",
         "Hot spares for 99.5%",
@@ -236,9 +250,9 @@ def _p2e() -> Section:
             ),
             *(
                 running_terms.spare_hosts(
-                    _JOB.mtbf, repair=repair, confidence=0.995, name=f"repair_{hours[repair]}"
+                    _JOB.mtbf, repair=repair, confidence=0.995, name=f"repair_{name}"
                 )
-                for repair in _REPAIRS
+                for name, repair in _REPAIRS.items()
             ),
             figure("by_share", spares.by_share(1024, share=0.05), "hosts", "ceil(5% of 1,024)"),
         ),

@@ -121,7 +121,7 @@ class Job:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Shared:
+class ClusterUse:
     """How a cluster was used.
 
     Attributes:
@@ -141,7 +141,7 @@ class Shared:
 
 def simulate_cluster(
     cluster: SharedCluster, requests: Iterable[JobRequest], *, until: float = math.inf
-) -> Shared:
+) -> ClusterUse:
     """Runs all jobs to their end, or to second ``until``.
 
     Raises:
@@ -175,14 +175,14 @@ class _Simulation:
         for job in self.jobs:
             self._at(job.asked.at, "submitted", job)
 
-    def run(self, until: float) -> Shared:
+    def run(self, until: float) -> ClusterUse:
         while self.events and self.events[0][0] <= until:
             self._pass_to(self.events[0][0])
             while self.events and self.events[0][0] <= self.now:
                 _, _, what, job = heapq.heappop(self.events)
                 self._happened(what, job)
             self._decide()
-        return Shared(
+        return ClusterUse(
             jobs=tuple(self.jobs),
             busy=self.busy,
             until=self.now,
@@ -394,7 +394,7 @@ class _Simulation:
         self._at(self.now + self.cluster.save, "freed", job)
 
 
-def shares(found: Shared, teams: Sequence[TeamShare]) -> dict[str, float]:
+def shares(found: ClusterUse, teams: Sequence[TeamShare]) -> dict[str, float]:
     """Returns the share of all work that each team got."""
     total = sum(found.busy.values())
     return {team.name: found.busy[team.name] / total if total else 0.0 for team in teams}

@@ -9,7 +9,7 @@ import pytest
 
 from partitioning.planner.__main__ import main, parser
 from partitioning.planner.commands import advise
-from partitioning.planner.plan_arguments import load_cluster
+from trainer.fleet import load_cluster
 
 PLAN = ["--gin_file=configs/models/tiny.gin", "--cluster=h100_8"]
 WORK = [*PLAN, "--batch_tokens=32K", "--seq_len=512"]
