@@ -78,9 +78,12 @@ def _saving(every: int) -> tuple[str, ...]:
 
 
 def check_free(path: pathlib.Path) -> None:
-    """Raises ValueError if there is a file already, so that nobody searches in vain."""
-    if path.exists():
-        raise ValueError(f"--out={path} exists already; name another file.")
+    """Raises ValueError if no file can be written there, so that nobody searches in vain."""
+    try:
+        write(path, "")
+        path.unlink()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"--out={path!a} is no name of a file: {error.reason}.") from None
 
 
 def write(path: pathlib.Path, text: str) -> None:
@@ -95,7 +98,8 @@ def write(path: pathlib.Path, text: str) -> None:
     except FileExistsError:
         raise ValueError(f"--out={path} exists already; name another file.") from None
     except OSError as error:
-        raise ValueError(f"--out={path} cannot be written: {error.strerror}.") from None
+        shown_path = str(path)[:400]
+        raise ValueError(f"--out={shown_path} cannot be written: {error.strerror}.") from None
 
 
 def _heading(candidate: Candidate, source: Source) -> Sequence[str]:
