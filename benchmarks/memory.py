@@ -88,6 +88,7 @@ def _compile(target: str, *, policy: str, scanned: bool) -> tuple[int, int, floa
         param_dtype="float32",
         remat=policy,
         scan_layers=scanned,
+        attention="xla",  # whose products the trace shows
         loss_chunks=8,
     )
     run = programs.run(

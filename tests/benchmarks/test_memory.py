@@ -37,5 +37,5 @@ def test_an_unknown_target_is_one_sentence():
     command = [sys.executable, "-m", "benchmarks.memory", "--target=h1000"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode != 0
-    assert "Unknown target 'h1000'; known: h100" in done.stderr
+    assert "Unknown target 'h1000'; known: a100_40gb" in done.stderr
     assert "Traceback" not in done.stderr

@@ -28,6 +28,7 @@ class Gang:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             coordinator = f"127.0.0.1:{probe.getsockname()[1]}"
+        self.seen = {}
         for rank in range(max(count, 1)):
             environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(REPOSITORY)}
             if count:
@@ -57,6 +58,7 @@ class Gang:
         for line in self.processes[rank].stdout:
             lines.append(line.strip())
             if lines[-1] == text:
+                self.seen[rank] = text
                 return lines
         raise AssertionError(f"rank {rank} ended after {lines}: {self.stderr(rank)}")
 
@@ -67,7 +69,9 @@ class Gang:
         return [process.wait(timeout=LIMIT_S) for process in self.processes]
 
     def last_step(self, rank):
-        return [line for line in self.rest[rank].split("\n") if line.startswith("step")][-1]
+        """The last step that was printed, which may be the one that was waited for."""
+        lines = [self.seen.get(rank, ""), *self.rest[rank].split("\n")]
+        return [line for line in lines if line.startswith("step")][-1]
 
     def stderr(self, rank):
         return (self.folder / f"stderr{rank}").read_text()
