@@ -83,16 +83,24 @@ def _tensor(step: Step, kind: str, *, forward: int, count: float) -> Iterator[Tr
     assert model.head_dim is not None
     share = 2 * model.kv_heads * model.head_dim / model.embed_dim
     yield _over_tensor(
-        step, "all-gather", replicated * share * each, why="blocks: gradients of keys and values"
+        step,
+        "all-gather",
+        replicated * share * each,
+        why="blocks: gradients of keys and values",
+        per_block=True,
     )
     sums = 2 * forward + 2 + again
     if not step.sequence_parallel:
-        yield _over_tensor(step, "all-reduce", sums * each, why="blocks: sums")
+        yield _over_tensor(step, "all-reduce", sums * each, why="blocks: sums", per_block=True)
         return
     inputs = 2 * forward + 2 + 2 * step.recomputes
-    yield _over_tensor(step, "all-gather", inputs * each, why="blocks: inputs of products")
-    yield _over_tensor(step, "reduce-scatter", (sums - whole) * each, why="blocks: sums")
-    yield _over_tensor(step, "all-reduce", whole * each, why="blocks: sums")
+    yield _over_tensor(
+        step, "all-gather", inputs * each, why="blocks: inputs of products", per_block=True
+    )
+    yield _over_tensor(
+        step, "reduce-scatter", (sums - whole) * each, why="blocks: sums", per_block=True
+    )
+    yield _over_tensor(step, "all-reduce", whole * each, why="blocks: sums", per_block=True)
 
 
 def _ends(step: Step) -> Iterator[Transfer]:
@@ -125,8 +133,10 @@ def _ends(step: Step) -> Iterator[Transfer]:
     yield _over_tensor(step, kind, gradients, why="head: gradient of its input")
 
 
-def _over_tensor(step: Step, kind: str, payload: float, *, why: str) -> Transfer:
-    return step.move(kind, axes={"tensor"}, payload=payload, why=why)
+def _over_tensor(
+    step: Step, kind: str, payload: float, *, why: str, per_block: bool = False
+) -> Transfer:
+    return step.move(kind, axes={"tensor"}, payload=payload, why=why, per_block=per_block)
 
 
 def _context(step: Step, *, forward: int, count: float) -> Iterator[Transfer]:
@@ -153,21 +163,30 @@ def _context(step: Step, *, forward: int, count: float) -> Iterator[Transfer]:
     if model.context_attention == "all_gather":
         times = forward + step.recomputes
         gathered = times * count * c * held
-        yield step.move("all-gather", axes=axes, payload=gathered, why="keys and values")
+        yield step.move(
+            "all-gather", axes=axes, payload=gathered, why="keys and values", per_block=True
+        )
         yield step.move(
             "reduce-scatter",
             axes=axes,
             payload=count * c * held,
             why="gradients of keys and values",
+            per_block=True,
         )
         return
     rounds = forward + int(step.recomputes_value("attention"))
     places = (c - 1) * step.tokens * _PLACE
     hops = (c - 1) * (rounds + 1) * held + places
-    yield step.move("collective-permute", axes=axes, payload=count * hops, why="keys and values")
+    yield step.move(
+        "collective-permute", axes=axes, payload=count * hops, why="keys and values", per_block=True
+    )
     back = (c - 1) * numbers * max(4, step.width) + held
     yield step.move(
-        "collective-permute", axes=axes, payload=count * back, why="gradients of keys and values"
+        "collective-permute",
+        axes=axes,
+        payload=count * back,
+        why="gradients of keys and values",
+        per_block=True,
     )
 
 
@@ -186,4 +205,11 @@ def _experts(step: Step, *, forward: int, count: float) -> Iterator[Transfer]:
     times = 2 * (forward + 1 + step.recomputes)
     kind = experts.exchange.replace("_", "-")
     payload = times * count * rows * step.model.embed_dim * step.width
-    yield step.move(kind, axes={"expert"}, payload=payload, why="experts: tokens and results")
+    yield step.move(
+        kind,
+        axes={"expert"},
+        payload=payload,
+        why="experts: tokens and results",
+        per_block=True,
+        before="product",
+    )

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterable, Mapping
+from typing import Literal
 
 from models.decoder_config import DecoderConfig
 from partitioning.mesh_config import AXES, PipelineConfig, Rule, RulesConfig
@@ -164,10 +165,26 @@ class Step:
             found.setdefault(logical, set()).update(entry)
         return found
 
-    def move(self, kind: str, *, axes: set[str], payload: float, why: str) -> Transfer:
+    def move(
+        self,
+        kind: str,
+        *,
+        axes: set[str],
+        payload: float,
+        why: str,
+        per_block: bool = False,
+        before: Literal["", "product", "end"] = "",
+    ) -> Transfer:
         """Returns a transfer over mesh axes in their order."""
-        ordered = tuple(axis for axis in AXES if axis in axes)
-        return Transfer(kind=kind, axes=ordered, group=self.ways(axes), payload=payload, why=why)
+        return Transfer(
+            kind=kind,
+            axes=tuple(axis for axis in AXES if axis in axes),
+            group=self.ways(axes),
+            payload=payload,
+            why=why,
+            per_block=per_block,
+            before=before,
+        )
 
     def ways(self, axes: Iterable[str]) -> int:
         """Returns the devices along mesh axes."""

@@ -44,6 +44,8 @@ class Weight:
             axes=self.state - self.own,
             payload=self.elements / self.step.ways(self.own) * self.param_width,
             why=f"{self.part}: updated parameters",
+            per_block=self.part == "blocks",
+            before="end",
         )
 
     def gathers(self) -> Iterator[Transfer]:
@@ -71,12 +73,14 @@ class Weight:
             axes=gathered,
             payload=self.elements / step.ways(rest) * step.width * self.times,
             why=f"{self.part}: gathered where used",
+            per_block=self.part == "blocks",
         )
         yield step.move(
             "all-gather",
             axes=self.local & {STAGE},
             payload=self.elements / step.ways(self.own - {STAGE}) * self.param_width,
             why=f"{self.part}: for all stages",
+            per_block=self.part == "blocks",
         )
 
     def reductions(self) -> Iterator[Transfer]:
@@ -106,12 +110,14 @@ class Weight:
                 axes=scattered,
                 payload=size,
                 why=f"{self.part}: gradients to who updates them",
+                per_block=self.part == "blocks",
             )
             yield step.move(
                 "all-reduce",
                 axes=axes - scattered,
                 payload=size / step.ways(scattered),
                 why=f"{self.part}: gradients summed",
+                per_block=self.part == "blocks",
             )
             left -= axes
 

@@ -5,6 +5,7 @@ Imports neither jax nor flax, so that what plans a run may use it.
 
 import dataclasses
 from collections.abc import Iterable
+from typing import Literal
 
 _ONE_WAY = ("collective-permute", "collective-broadcast", "send")
 
@@ -19,6 +20,9 @@ class Transfer:
       group: devices that exchange with each other.
       payload: bytes per step, as collectives.py defines them.
       why: what is moved.
+      per_block: whether every block moves its own part.
+      before: what cannot begin until it is there: the next product, or the step's end, since the
+        update comes first; "" where computation goes on meanwhile.
     """
 
     kind: str
@@ -26,6 +30,8 @@ class Transfer:
     group: int
     payload: float
     why: str
+    per_block: bool = False
+    before: Literal["", "product", "end"] = ""
 
     @property
     def wire(self) -> float:

@@ -64,10 +64,8 @@ def communication(plan: Plan, *, cluster: ClusterConfig, work: Compute) -> tuple
     room = work.seconds
     found: dict[tuple[str, ...], AxisTraffic] = {}
     for transfer in moved:
-        in_blocks = transfer.why.startswith(("blocks", "keys", "experts", "gradients of"))
-        way = passage(
-            transfer, sizes=plan.sizes, cluster=cluster, times=2 * blocks if in_blocks else 1.0
-        )
+        times = 2 * blocks if transfer.per_block else 1.0
+        way = passage(transfer, sizes=plan.sizes, cluster=cluster, times=times)
         hidden = 0.0
         if _between_products(transfer):
             hidden = chip.inline_overlap * way.seconds
@@ -100,7 +98,7 @@ def _together(one: AxisTraffic, other: AxisTraffic) -> AxisTraffic:
 
 def _between_products(transfer: Transfer) -> bool:
     """Whether the next product waits for it."""
-    return "tensor" in transfer.axes or transfer.why.startswith("experts")
+    return "tensor" in transfer.axes or transfer.before == "product"
 
 
 def _beside_products(transfer: Transfer, plan: Plan) -> bool:
@@ -108,7 +106,7 @@ def _beside_products(transfer: Transfer, plan: Plan) -> bool:
 
     Not so the sum over replicas after the last microbatch, or parameters after the update.
     """
-    if transfer.why.endswith("updated parameters"):
+    if transfer.before == "end":
         return False
     once = plan.sizes["stage"] > 1 or plan.work.microbatches > 1
     return not ("data" in transfer.axes and once)
