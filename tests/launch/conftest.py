@@ -6,6 +6,7 @@ import pytest
 
 from launch.engines.engine import ENGINES
 from tests.launch import toy_engine
+from tests.launch.door import Door
 
 
 @pytest.fixture
@@ -19,3 +20,8 @@ def here(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pat
     monkeypatch.setitem(ENGINES, "supervised_toy", toy_engine.NAME.replace("Toy", "SupervisedToy"))
     monkeypatch.chdir(tmp_path / "here")
     return tmp_path / "here"
+
+
+@pytest.fixture
+def door(capsys: pytest.CaptureFixture[str], here: pathlib.Path) -> Door:
+    return Door(capsys, here)
