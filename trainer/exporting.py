@@ -6,8 +6,6 @@ import math
 import pathlib
 import tempfile
 from collections.abc import Callable, Sequence
-from typing import cast
-
 
 from input_pipeline.cache import make_once
 from models.decoder_config import DecoderConfig
@@ -133,9 +131,10 @@ def stored_config(url: str) -> tuple[DecoderConfig, RunConfig | None]:
       ValueError: there is none, or the run's task has no decoder.
       ConfigError: it was recorded by another version whose settings are no longer known.
     """
-    if importing.is_imported(url):
-        return importing.imported_config(pathlib.Path(url)), None
-    text = run_records.last_operative(open_root(_run_of(url)))
+    run_dir = _run_of(url)
+    if importing.is_imported(run_dir):
+        return importing.imported_config(pathlib.Path(run_dir)), None
+    text = run_records.last_operative(open_root(run_dir))
     if text is None:
         raise ValueError(f"{url}: no run there has recorded its configuration.")
     with tempfile.TemporaryDirectory() as folder:

@@ -12,7 +12,7 @@ It appears whole or not at all.
 import dataclasses
 import pathlib
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import jax
@@ -60,13 +60,6 @@ def is_imported(url: str) -> bool:
     return "://" not in url and (pathlib.Path(url) / MODEL).is_file()
 
 
-def load_source(
-    source: Source, abstract: Mapping[str, jax.ShapeDtypeStruct], *, progress: Progress
-) -> Any:
-    """Returns the nested dict of parameters on the shardings of ``abstract``, by path."""
-    return nest(loading.load(source.stored, source.tensors, abstract, progress=progress))
-
-
 def import_folder(
     folder: pathlib.Path,
     out: pathlib.Path,
@@ -93,7 +86,8 @@ def import_folder(
 
     def make(partial: pathlib.Path) -> None:
         abstract = abstract_parameters(decoder, mesh=build_mesh(MeshConfig(fsdp=-1)))
-        _save(partial, load_source(source, abstract, progress=progress))
+        tensors = source.tensors(decoder)
+        _save(partial, nest(loading.load(source.stored, tensors, abstract, progress=progress)))
         copy_files(folder, partial, names=(CONFIG, *TOKENIZER_FILES))
         text = f"# {source.architecture.name}, imported from {folder.name}.\n"
         (partial / MODEL).write_text(text + config_file.bindings(decoder), encoding="utf-8")

@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
         "--param_dtype", choices=DTYPES[:2], default="float32", help="type that parameters keep"
     )
     export = commands.add_parser("export", help="a run's step becomes a folder of safetensors")
-    export.add_argument("url", help="a run, one of its steps (RUN/checkpoints/100.a1), or an import")
+    export.add_argument("url", help="a run, a step of it (RUN/checkpoints/100.a1) or an import")
     export.add_argument("out", type=pathlib.Path, help="folder to make")
     export.add_argument("--dtype", choices=DTYPES, help="type of the files; default: as saved")
     export.add_argument(
@@ -137,7 +137,7 @@ def _export(arguments: argparse.Namespace) -> Mapping[str, Any]:
     what = "the average of its parameters" if exported.averaged else "its parameters"
     text = (
         f"{arguments.out}: step {exported.step}, {what}, as {exported.architecture} in "
-        f"{exported.dtype}, {len(exported.files)} file(s). {exported.tokenizer}"
+        f"{exported.dtype}, {len(exported.files)} file(s)."
     )
     return {"text": text, "out": str(arguments.out), **dataclasses.asdict(exported)}
 

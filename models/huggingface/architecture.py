@@ -108,7 +108,7 @@ class Architecture:
             read = DecoderConfig(**self.fields(keys))
         except ValueError as error:
             return [str(error)]
-        wanted, found = _function(config), _function(read)
+        wanted, found = function(config), function(read)
         return [
             f"{name}={value!r}, but here {found.get(name)!r}"
             for name, value in wanted.items()
@@ -132,7 +132,7 @@ def _of_block(
         yield tensor(name=name, at=(repeat, expert), shape=shape[2:])
 
 
-def _function(config: DecoderConfig) -> dict[str, Any]:
+def function(config: DecoderConfig) -> dict[str, Any]:
     """Returns what a model's logits depend on, equal for equal models."""
     found = {name: getattr(config, name) for name in FUNCTION}
     found |= {f"block {n}": kind for n, kind in enumerate(config.blocks)}

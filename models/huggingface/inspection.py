@@ -14,7 +14,7 @@ from models.huggingface.tensors import Tensor
 
 def describe(source: Source) -> dict[str, Any]:
     """Returns what the model is, as text and as numbers: bindings, and where parameters are."""
-    wanted = source.tensors
+    wanted = source.tensors(source.config)
     stored = [source.stored.tensors[tensor.name] for tensor in wanted]
     numbers = sum(math.prod(each.shape) for each in stored)
     types = sorted({each.dtype for each in stored})

@@ -7,9 +7,7 @@ reads only what its devices need.
 
 import collections
 import functools
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -73,7 +71,9 @@ def _parameter(
             values = read_part(folder, tensor, tuple(slice(*each) for each in inner))
             place = [i - start for i, (start, _) in zip(tensor.at, lead)] + [0] * len(inner)
             for device in devices:
-                new = _written(filled[device], jax.device_put(values, device), np.int32(place))
+                new = _written(
+                    filled[device], jax.device_put(values, device), np.asarray(place, np.int32)
+                )
                 # One at a time: transfers that wait would each hold a tensor.
                 filled[device] = jax.block_until_ready(new)
     arrays = [filled[device] for device in parts]
@@ -103,8 +103,7 @@ def _bounds(index: Slices, shape: tuple[int, ...]) -> tuple[tuple[int, int], ...
 
 
 @functools.partial(jax.jit, donate_argnums=0)
-def _written(whole: jax.Array, values: jax.Array, place: Any) -> jax.Array:
+def _written(whole: jax.Array, values: jax.Array, place: jax.Array) -> jax.Array:
     """Writes values, a lead of ones put before their dimensions, at a place of ``whole``."""
     values = values.astype(whole.dtype).reshape((1,) * (whole.ndim - values.ndim) + values.shape)
-    starts = [place[i] for i in itertools.islice(itertools.count(), whole.ndim)]
-    return jax.lax.dynamic_update_slice(whole, values, starts)
+    return jax.lax.dynamic_update_slice(whole, values, list(place))

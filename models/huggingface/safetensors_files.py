@@ -1,10 +1,10 @@
-"""Folders of safetensors files: opened with every claim checked, read by parts, written by streaming.
+"""Folders of safetensors files: checked when opened, read in parts, written as a stream.
 
 Nothing is executed: pickled files (``*.bin``, ``*.pt``) are refused, and names in an index cannot
 lead out of the folder. Imports NumPy, and safetensors for reading.
 
-A file is: 8 bytes, the length of the header, little endian; the header, JSON from a tensor's name to
-its dtype, shape and place; the tensors' bytes. (https://huggingface.co/docs/safetensors)
+A file is: 8 bytes, the length of the header, little endian; the header, JSON from a tensor's name
+to its dtype, shape and place; the tensors' bytes (https://huggingface.co/docs/safetensors).
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import dataclasses
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
 import ml_dtypes
@@ -248,7 +248,7 @@ class FolderWriter:
         self._left.remove(name)
         out = self._open[file]
         out.seek(place)
-        out.write(np.ascontiguousarray(values, self._dtype).data.cast("B"))
+        out.write(np.ascontiguousarray(values, self._dtype).reshape(-1).view(np.uint8).data)
 
     def close(self) -> None:
         """Flushes everything to disk and, where there are several files, writes the index."""
@@ -259,7 +259,9 @@ class FolderWriter:
             out.close()
         if len(self.files) > 1:
             index = {
-                "metadata": {"total_size": sum(self._bytes(p) for _, _, p in self._places.values())},
+                "metadata": {
+                    "total_size": sum(self._bytes(p) for _, _, p in self._places.values())
+                },
                 "weight_map": {name: file for name, (file, _, _) in self._places.items()},
             }
             text = json.dumps(index, indent=2, sort_keys=True)
@@ -289,7 +291,7 @@ def check(
     found: Mapping[str, Stored],
     wanted: Mapping[str, tuple[int, ...]],
     *,
-    redundant: Callable[[str], bool],
+    redundant: Collection[str] = (),
     where: str,
 ) -> None:
     """Compares what a folder holds with what a model needs.
@@ -297,7 +299,7 @@ def check(
     Args:
       found: name -> tensor of the folder.
       wanted: name -> shape in their layout.
-      redundant: whether a tensor that is not wanted may be there all the same.
+      redundant: names that may be there although they are not wanted.
       where: for messages.
 
     Raises:
@@ -308,7 +310,7 @@ def check(
         "not part of this model": [
             f"{name} {found[name].shape}"
             for name in found
-            if name not in wanted and not redundant(name)
+            if name not in wanted and name not in redundant
         ],
         "of another shape": [
             f"{name} is {found[name].shape}, the configuration says {shape}"

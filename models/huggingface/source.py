@@ -4,22 +4,16 @@ import dataclasses
 import hashlib
 import json
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from models.decoder_config import DecoderConfig
 from models.huggingface import config_file, safetensors_files
-from models.huggingface.architectures import Architecture
+from models.huggingface.architecture import Architecture, function
 from models.huggingface.safetensors_files import TensorFolder
 from models.huggingface.tensors import Tensor
 
 CONFIG = "config.json"
-
-TRAINING_ONLY = frozenset(
-    "dtype param_dtype init_scale remat scan_layers matmul attention context_attention loss_chunks "
-    "dropout lora balance_weight z_weight capacity buffer exchange".split()
-)
-"""Fields of DecoderConfig and ExpertsConfig that do not change what trained parameters mean."""
 
 _END = 1 << 20
 
@@ -40,16 +34,20 @@ class Source:
     config: DecoderConfig
     stored: TensorFolder
 
-    @property
-    def tensors(self) -> list[Tensor]:
-        """Where each parameter's values are, in the order of the files."""
-        return self.architecture.tensors(self.config)
+    def tensors(self, decoder: DecoderConfig) -> list[Tensor]:
+        """Returns where each parameter's values are, in the order of the files.
 
-    def check_model(self, decoder: DecoderConfig) -> None:
-        """Raises ValueError, naming every field, where a run's decoder is another model."""
+        Args:
+          decoder: the same model, perhaps divided otherwise into prefix, pattern and suffix.
+
+        Raises:
+          ValueError: it is another model; names every field.
+        """
+        mine, theirs = function(decoder), function(self.config)
         lines = [
-            f"  {name} = {mine!r}, but {theirs!r} in {CONFIG}"
-            for name, mine, theirs in _differences(decoder, self.config)
+            f"  {name} = {mine.get(name)!r}, but {theirs.get(name)!r} in {CONFIG}"
+            for name in {**mine, **theirs}
+            if mine.get(name) != theirs.get(name)
         ]
         if lines:
             text = "\n".join(lines)
@@ -57,6 +55,7 @@ class Source:
                 f"{self.folder} holds another model than the run describes:\n{text}\n"
                 "`python -m models.huggingface inspect` prints the bindings that fit."
             )
+        return self.architecture.tensors(decoder)
 
     def fingerprint(self) -> str:
         """Returns a digest of config.json and of the size and both ends of every file.
@@ -90,7 +89,7 @@ def open_source(folder: pathlib.Path, *, ignore: Sequence[str] = ()) -> Source:
     safetensors_files.check(
         stored.tensors,
         {tensor.name: tensor.their_shape for tensor in architecture.tensors(decoder)},
-        redundant=lambda name: architecture.is_redundant(name, decoder),
+        redundant=architecture.redundant(decoder),
         where=str(folder),
     )
     return Source(folder=folder, architecture=architecture, config=decoder, stored=stored)
@@ -109,12 +108,3 @@ def _json(path: pathlib.Path) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{path} holds {type(value).__name__} instead of an object.")
     return value
-
-
-def _differences(ours: Any, theirs: Any) -> Iterator[tuple[str, Any, Any]]:
-    for field in dataclasses.fields(ours):
-        mine, other = getattr(ours, field.name), getattr(theirs, field.name)
-        if field.name == "experts" and mine is not None and other is not None:
-            yield from _differences(mine, other)
-        elif field.name not in TRAINING_ONLY and mine != other:
-            yield f"{type(ours).__name__}.{field.name}", mine, other

@@ -180,7 +180,7 @@ def test_a_superseded_job_that_slurm_starts_again_leaves_the_run_alone(slurm: La
     start_now(slurm, run, first)
     wait_until(lambda: state(slurm, first) == "FAILED", what="its second end")
     assert f"job {first} ends" in (run.folder / "supervisor.log").read_text()
-    assert len(run.events("attempt_planned")) == 2
+    assert len(run.events("attempt_planned")) == 2, run.story()
 
 
 def test_cancel_saves_and_ends_a_running_run(slurm: Lab, new_run) -> None:

@@ -49,9 +49,7 @@ class StoredStep:
         key = path.replace("/", ".") + "/"
         base = f"file://{self.folder}/"
         is_database = (self.folder / "manifest.ocdbt").exists()
-        store = (
-            {"driver": "ocdbt", "base": base, "path": key} if is_database else f"{base}{key}"
-        )
+        store = {"driver": "ocdbt", "base": base, "path": key} if is_database else f"{base}{key}"
         spec: Any = {"driver": "zarr3", "kvstore": store}
         try:
             return np.asarray(tensorstore.open(spec, open=True, read=True).result().read().result())
