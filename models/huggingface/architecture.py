@@ -109,10 +109,13 @@ class Architecture:
         except ValueError as error:
             return [str(error)]
         wanted, found = function(config), function(read)
+        differing = [name for name in wanted if wanted[name] != found.get(name)]
+        # Of blocks the first says enough.
+        blocks = [name for name in differing if name.startswith("block ")]
         return [
-            f"{name}={value!r}, but here {found.get(name)!r}"
-            for name, value in wanted.items()
-            if value != found.get(name)
+            f"{name}={wanted[name]!r}, where it has {found.get(name)!r}"
+            for name in differing
+            if name not in blocks[1:]
         ]
 
 
@@ -135,24 +138,27 @@ def _of_block(
 def function(config: DecoderConfig) -> dict[str, Any]:
     """Returns what a model's logits depend on, equal for equal models."""
     found = {name: getattr(config, name) for name in FUNCTION}
-    found |= {f"block {n}": kind for n, kind in enumerate(config.blocks)}
     for name in EXPERTS if config.experts is not None else ():
         found[f"experts.{name}"] = getattr(config.experts, name)
-    if any(is_local(kind) for kind in config.blocks):
-        own = config.local_rope_base is not None
-        found["window"] = config.window
-        found["local_rope_base"] = config.local_rope_base if own else config.rope_base
-        found["rope_scaling of local blocks"] = None if own else config.rope_scaling
-    if not all(has_experts(kind) for kind in config.blocks):
-        found["mlp_dim"] = config.mlp_dim
-    return found
+    return found | {f"block {n}": _block(config, kind) for n, kind in enumerate(config.blocks)}
+
+
+def _block(config: DecoderConfig, kind: str) -> str:
+    """Returns a block's kind with the fields that matter in it."""
+    base, scaling, details = config.rope_base, config.rope_scaling, []
+    if is_local(kind):
+        if config.local_rope_base is not None:
+            base, scaling = config.local_rope_base, None
+        details.append(f"window={config.window}")
+    details += [f"rope_base={base}", *([] if scaling is None else [str(scaling)])]
+    details += [] if has_experts(kind) else [f"mlp_dim={config.mlp_dim}"]
+    return f"{kind} ({', '.join(details)})"
 
 
 FUNCTION = (
     *("vocab_size", "embed_dim", "layers", "heads", "kv_heads", "head_dim", "activation"),
-    *("norm_eps", "norm_plus_one", "post_norms", "embed_scale", "rope_base", "rope_scaling"),
-    *("qkv_bias", "qk_norm", "attention_scale", "attention_soft_cap", "logits_soft_cap"),
-    "tied_embedding",
+    *("norm_eps", "norm_plus_one", "post_norms", "embed_scale", "qkv_bias", "qk_norm"),
+    *("attention_scale", "attention_soft_cap", "logits_soft_cap", "tied_embedding"),
 )
 """Fields that logits depend on in every model; the others are about training and execution."""
 

@@ -195,8 +195,8 @@ GEMMA2 = Architecture(
         *GEMMA_KEYS,
         Rope(),
         Blocks(Alternating(2)),
-        Same("attn_logit_softcapping", "attention_soft_cap", float, 50.0),
-        Same("final_logit_softcapping", "logits_soft_cap", float, 30.0),
+        Same("attn_logit_softcapping", "attention_soft_cap", float, 50.0, optional=True),
+        Same("final_logit_softcapping", "logits_soft_cap", float, 30.0, optional=True),
     ),
     fixed=GEMMA,
 )
@@ -210,7 +210,7 @@ GEMMA3 = Architecture(
         Blocks(Alternating(6, key="sliding_window_pattern")),
         # transformers ignores this cap, other programs may not.
         Only("attn_logit_softcapping", None),
-        Same("final_logit_softcapping", "logits_soft_cap", float, None),
+        Same("final_logit_softcapping", "logits_soft_cap", float, None, optional=True),
     ),
     fixed={**GEMMA, "qk_norm": True},
 )

@@ -77,15 +77,20 @@ class Same:
       ours: name of the field.
       kind: type of its value.
       default: value where the key is absent.
+      optional: null is a value, None.
     """
 
     theirs: str
     ours: str
     kind: type = int
     default: Any = REQUIRED
+    optional: bool = False
 
     def read(self, keys: Keys) -> Fields:
         """Reads the key."""
+        if self.optional and keys.content.get(self.theirs, self) is None:
+            keys.seen.add(self.theirs)
+            return {self.ours: None}
         return {self.ours: keys.get(self.theirs, self.kind, default=self.default)}
 
     def write(self, config: DecoderConfig) -> Fields:
