@@ -108,7 +108,7 @@ class Architecture:
             read = DecoderConfig(**self.fields(keys))
         except ValueError as error:
             return [str(error)]
-        wanted, found = _function(config), _function(read)
+        wanted, found = function(config), function(read)
         differing = [name for name in wanted if wanted[name] != found.get(name)]
         # Of blocks the first says enough.
         blocks = [name for name in differing if name.startswith("block ")]
@@ -135,7 +135,7 @@ def _of_block(
         yield tensor(name=name, at=(repeat, expert), shape=shape[2:])
 
 
-def _function(config: DecoderConfig) -> dict[str, Any]:
+def function(config: DecoderConfig) -> dict[str, Any]:
     """Returns what a model's logits depend on, equal for equal models."""
     found = {name: getattr(config, name) for name in FUNCTION}
     for name in EXPERTS if config.experts is not None else ():

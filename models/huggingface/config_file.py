@@ -4,9 +4,13 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from models.decoder_config import DecoderConfig
+from models.decoder_config import DecoderConfig, RopeScaling
+from models.experts_config import ExpertsConfig
 from models.huggingface.architectures import ARCHITECTURES, Architecture
 from models.huggingface.config_keys import Keys
+
+CLASSES = (DecoderConfig, ExpertsConfig, RopeScaling)
+"""What ``bindings`` may bind."""
 
 WITHOUT_INFLUENCE = frozenset(
     (
