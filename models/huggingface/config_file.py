@@ -74,10 +74,7 @@ def read(
             raise keys.refusal(
                 name, f"{known}. Name it among those to ignore if logits do not depend on it."
             )
-    try:
-        return architecture, DecoderConfig(**fields)
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from error
+    return architecture, keys.build(DecoderConfig, **fields)
 
 
 def _architecture(config: Mapping[str, Any], *, where: str) -> Architecture:
