@@ -135,6 +135,7 @@ LLAMA = Architecture(
         SILU,
         NO_BIAS,
         Only("mlp_bias", False, written=True),
+        Only("rope_interleaved", False),
         NO_DROPOUT,
     ),
 )

@@ -157,7 +157,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama 3.1", {"vocab_size": None}, "the key 'vocab_size' is missing"),
     ("llama 3.1", {"num_key_value_heads": 3}, "heads=4 is not a multiple of kv_heads=3"),
     ("llama 3.1", {"architectures": ["GPT2LMHeadModel"]}, "Supported are LlamaForCausalLM, Mis"),
-    ("gemma 3", {"architectures": ["Gemma3ForConditionalGeneration"]}, "is not supported"),
+    (
+        "gemma 3",
+        {"architectures": ["Gemma3ForConditionalGeneration"], "vision_config": {}},
+        "is not supported; the model has a part for images. Supported are",
+    ),
     ("gemma 3", {"vision_config": {"hidden_size": 8}}, "the model has a part for images"),
     ("gemma 3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0: only None"),
     ("gemma 3", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
@@ -186,11 +190,11 @@ def test_what_cannot_be_expressed_is_refused_by_name(name, change, message) -> N
 
 
 def test_a_key_is_passed_over_on_purpose_only() -> None:
-    strange = {**LLAMA, "unsloth_fixed": True}
+    strange = {**LLAMA, "made_by": True}
     with pytest.raises(ValueError, match="Name it among those to ignore"):
         config_file.read(strange, where="config.json")
     expected = config_file.read(LLAMA, where="config.json")
-    assert config_file.read(strange, where="config.json", ignore=["unsloth_fixed"]) == expected
+    assert config_file.read(strange, where="config.json", ignore=["made_by"]) == expected
 
 
 def test_a_model_without_an_architecture_is_known_by_its_type() -> None:
