@@ -159,6 +159,7 @@ def test_every_page_with_examples_is_run_by_a_test():
         "adding_a_dataset",
         "adding_a_model",
         "dry_run",
+        "huggingface",
         "launch",
         "parallelism",
         "memory",
