@@ -39,6 +39,7 @@ PLAIN = {
     "partitioning": {
         "models.decoder_config",
         "models.experts_config",
+        "models.lora_config",
         "models.remat",
         "trainer.config",
         "trainer.config_errors",
@@ -58,6 +59,7 @@ PLAIN = {
 CONFIGURATION = (
     "models/decoder_config.py",
     "models/experts_config.py",
+    "models/lora_config.py",
     "partitioning/mesh_config.py",
     "input_pipeline/data_config.py",
     "trainer/run_config.py",

@@ -16,7 +16,7 @@ from models.attention import Decoding, Tokens
 from models.context import Context
 from models.decoder import Decoder
 from trainer.program import Program
-from trainer.state import MODEL, TrainState
+from trainer.state import TrainState, whole
 
 
 def sample(
@@ -57,9 +57,8 @@ def _draw(
     count: int,
     temperature: float,
 ) -> jax.Array:
-    group = state.groups[MODEL]
-    parameters = group.scored()
-    model = nnx.merge(program.graph, parameters, group.variables)
+    group = whole(state, program, scored=True)
+    model = nnx.merge(program.graph, group.parameters, group.variables)
     assert isinstance(model, Decoder)
     # Unconstrained: one row of one token divides over no mesh; the compiler follows the parameters.
     ctx = Context()
