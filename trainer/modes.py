@@ -28,7 +28,7 @@ from trainer.metrics.mirror import Mirrored, fetch
 from trainer.metrics.tensorboard import TensorBoardWriter
 from trainer.metrics.writer import Kind, MetricWriter, Several, Thinned
 from trainer.run import Run, compile_ahead, read_step
-from trainer.sampling import sample
+from trainer.sampling import Sampling, generate
 from trainer.state import TrainState
 from trainer.step import build_eval_step
 
@@ -281,8 +281,9 @@ def _show_sample(run: Run, state: TrainState) -> None:
     if not count or tokenizer is None:
         return
     prompt = np.concatenate([[tokenizer.bos], tokenizer.encode_batch([PROMPT.encode()])[0]])
-    tokens = sample(run.program, state, prompt=prompt.astype(np.int32), count=count)
-    run.say(f"Sample:\n{PROMPT}{tokenizer.decode(tokens)}")
+    sampling = Sampling(count=count, temperature=0.8)
+    (found,) = generate(run.program, state, [prompt.astype(np.int32)], sampling=sampling)
+    run.say(f"Sample:\n{PROMPT}{tokenizer.decode(found.tokens)}")
 
 
 def _next(run: Run) -> str:
