@@ -115,7 +115,8 @@ class DataConfig:
       tokenizer: how text becomes tokens; None for sources that hold tokens.
       sequence_length: tokens per row.
       global_batch: rows per optimizer step, over all devices.
-      packing: "pack" fills rows with several documents, "pad" gives each its own rows.
+      packing: "pack" fills rows with several documents and cuts them at the rows' ends, "whole"
+        fills rows with whole documents only, "pad" gives each document rows of its own.
       seed: seed of the order of examples; parameters and dropout have their own.
       shuffle: whether the order differs from the source's, and from epoch to epoch.
       workers: processes that read ahead; 0 reads in this one.
@@ -126,7 +127,7 @@ class DataConfig:
     tokenizer: TokenizerConfig | None = None
     sequence_length: int
     global_batch: int
-    packing: Literal["pack", "pad"] = "pack"
+    packing: Literal["pack", "whole", "pad"] = "pack"
     seed: int = 0
     shuffle: bool = True
     workers: int = 0
@@ -144,5 +145,7 @@ class DataConfig:
                 raise ValueError(
                     f"DataConfig.{name}={getattr(self, name)}: it must be at least {least}."
                 )
-        if self.packing not in ("pack", "pad"):
-            raise ValueError(f"DataConfig.packing={self.packing!r}: allowed are 'pack' and 'pad'.")
+        if self.packing not in ("pack", "whole", "pad"):
+            raise ValueError(
+                f"DataConfig.packing={self.packing!r}: allowed are 'pack', 'whole' and 'pad'."
+            )

@@ -22,13 +22,8 @@ from input_pipeline.data_config import SourceConfig, Split, TokenizerConfig, Tra
 from input_pipeline.manifest import digest_of
 from input_pipeline.permutation import derive_key, permute
 from input_pipeline.source import Source, read_all, split_ragged
-from input_pipeline.token_store import (
-    STORE_VERSION,
-    SplitRecord,
-    SplitWriter,
-    StoreRecord,
-    token_dtype,
-)
+from input_pipeline.token_store import STORE_VERSION, SplitRecord, StoreRecord
+from input_pipeline.token_writer import SplitWriter
 from input_pipeline.tokenizer import Tokenizer, load_tokenizer, tokenizer_from_json, train_bpe
 
 TRAINING_BYTES = 1 << 26
@@ -86,11 +81,10 @@ def write_store(folder: Path, corpus: Corpus, *, tokenizer: Tokenizer) -> None:
     splits: dict[str, SplitRecord] = {}
     for split, source in corpus.splits.items():
         splits[split] = _write_split(folder, split=split, source=source, tokenizer=tokenizer)
-    record = StoreRecord(
-        manifest=corpus.manifest,
+    record = StoreRecord.of(
+        corpus.manifest,
         tokenizer=tokenizer.to_json(),
         vocab_size=tokenizer.vocab_size,
-        dtype=token_dtype(tokenizer.vocab_size).str,
         splits=splits,
     )
     scores = baselines_lib.fit_and_score(corpus.splits["train"], corpus.splits["held_out"])
