@@ -15,7 +15,8 @@ from input_pipeline.packing import PLAN_VERSION, PackingPlan, Plan
 from input_pipeline.rows import RowReader
 from input_pipeline.token_store import TokenStore
 from input_pipeline.tokenization import prepare_in_cache, read_baselines
-from input_pipeline.tokenizer import Tokenizer, load_tokenizer, tokenizer_from_json
+from input_pipeline.tokenizer import Tokenizer
+from input_pipeline.tokenizer_files import load_tokenizer, tokenizer_from_json
 from input_pipeline.whole_documents import WholeDocuments
 
 

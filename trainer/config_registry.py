@@ -24,6 +24,7 @@ CONFIGURABLES: tuple[type, ...] = (
     data_config.StandardLibrary,
     data_config.TextFiles,
     data_config.JsonLines,
+    data_config.Conversations,
     data_config.TokenShards,
     data_config.Bytes,
     data_config.TokenizerFile,
@@ -65,6 +66,7 @@ EXECUTION: frozenset[str] = frozenset(
         # Places, not contents: the dataset's digest guards those.
         "TextFiles.root",
         "JsonLines.root",
+        "Conversations.root",
         "TokenShards.path",
         "TokenizerFile.path",
     }

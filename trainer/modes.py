@@ -280,7 +280,10 @@ def _show_sample(run: Run, state: TrainState) -> None:
     count, tokenizer = run.config.evaluation.sample_tokens, run.data.tokenizer
     if not count or tokenizer is None:
         return
-    prompt = np.concatenate([[tokenizer.bos], tokenizer.encode_batch([PROMPT.encode()])[0]])
+    start = [] if tokenizer.bos is None else [tokenizer.bos]
+    prompt = np.concatenate(
+        [np.array(start, np.int32), tokenizer.encode_batch([PROMPT.encode()])[0]]
+    )
     tokens = sample(run.program, state, prompt=prompt.astype(np.int32), count=count)
     run.say(f"Sample:\n{PROMPT}{tokenizer.decode(tokens)}")
 

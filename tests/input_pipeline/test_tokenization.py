@@ -17,7 +17,7 @@ from input_pipeline.data_config import Bytes, TextFiles, TrainedBpe
 from input_pipeline.source import split_ragged
 from input_pipeline.token_store import StoreRecord, TokenStore
 from input_pipeline.tokenization import prepare_in_cache, read_baselines
-from input_pipeline.tokenizer import tokenizer_from_json
+from input_pipeline.tokenizer_files import tokenizer_from_json
 
 REPOSITORY = Path(__file__).parents[2]
 
