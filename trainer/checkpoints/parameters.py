@@ -62,7 +62,7 @@ def load_params(
     )
     if root.local_path("state") is None:
         session = join_hosts(session, base=staging or pathlib.Path(tempfile.gettempdir()))
-    found = _choose(root, name)
+    found = choose(root, name)
     abstract = leaves(abstract_params)
     present = _fitting(
         found,
@@ -116,7 +116,12 @@ def _near(root: Root) -> str:
     return f"{root.url} holds {listed}{' and more' if len(names) > 10 else ''}."
 
 
-def _choose(root: Root, name: StepName | None) -> Manifest:
+def choose(root: Root, name: StepName | None) -> Manifest:
+    """Returns the manifest of a step; None takes the newest whole one.
+
+    Raises:
+      CheckpointError: the step, or every one there is, was not written to its end.
+    """
     if name:
         try:
             found = manifest.read(root, name)
