@@ -28,6 +28,7 @@ from trainer.metrics.mirror import Mirrored, fetch
 from trainer.metrics.tensorboard import TensorBoardWriter
 from trainer.metrics.writer import Kind, MetricWriter, Several, Thinned
 from trainer.run import Run, compile_ahead, read_step
+from trainer.prompts import text_prompt
 from trainer.sampling import Sampling, generate
 from trainer.state import TrainState
 from trainer.step import build_eval_step
@@ -280,9 +281,9 @@ def _show_sample(run: Run, state: TrainState) -> None:
     count, tokenizer = run.config.evaluation.sample_tokens, run.data.tokenizer
     if not count or tokenizer is None:
         return
-    prompt = np.concatenate([[tokenizer.bos], tokenizer.encode_batch([PROMPT.encode()])[0]])
     sampling = Sampling(count=count, temperature=0.8)
-    (found,) = generate(run.program, state, [prompt.astype(np.int32)], sampling=sampling)
+    prompts = [text_prompt(PROMPT, tokenizer=tokenizer)]
+    (found,) = generate(run.program, state, prompts, sampling=sampling)
     run.say(f"Sample:\n{PROMPT}{tokenizer.decode(found.tokens)}")
 
 
