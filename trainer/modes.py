@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import numpy as np
 from absl import logging
 
 from input_pipeline.placement import DevicePrefetcher
@@ -27,8 +26,8 @@ from trainer.metrics.jsonl import JsonlWriter, read_rows
 from trainer.metrics.mirror import Mirrored, fetch
 from trainer.metrics.tensorboard import TensorBoardWriter
 from trainer.metrics.writer import Kind, MetricWriter, Several, Thinned
-from trainer.run import Run, compile_ahead, read_step
 from trainer.prompts import text_prompt
+from trainer.run import Run, compile_ahead, read_step
 from trainer.sampling import Sampling, generate
 from trainer.state import TrainState
 from trainer.step import build_eval_step

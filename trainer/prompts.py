@@ -14,9 +14,7 @@ from input_pipeline.conversation_encoder import ConversationEncoder, chat_templa
 from input_pipeline.data_config import Conversations, DataConfig
 from input_pipeline.tokenizer import Tokenizer
 
-_EXCHANGE = {
-    "messages": [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]
-}
+_EXCHANGE = {"messages": [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +47,9 @@ class PromptReader:
     def __init__(self, data: DataConfig, *, tokenizer: Tokenizer) -> None:
         """``data`` says how conversations are written, if its source is one of conversations."""
         source = data.source
-        self._conversations = source if isinstance(source, Conversations) else Conversations(root="")
+        self._conversations = (
+            source if isinstance(source, Conversations) else Conversations(root="")
+        )
         self._tokenizer = tokenizer
         self._template: ChatTemplate | None = None
         self.stop: tuple[int, ...] = (tokenizer.eos,)
