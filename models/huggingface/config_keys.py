@@ -7,6 +7,7 @@ programs too. Imports neither jax nor flax.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -30,7 +31,7 @@ class Keys:
         """Returns a value of one of ``kinds``; null counts as absent.
 
         Raises:
-          ValueError: it is of another type, or absent without a default.
+          ValueError: it is of another type, negative or not finite, or absent without a default.
         """
         self.seen.add(name)
         value = self.content.get(name)
@@ -43,6 +44,8 @@ class Keys:
         if type(value) not in kinds:
             names = " or ".join(kind.__name__ for kind in kinds)
             raise ValueError(f"{self.where}: {name}={value!r} must be of type {names}.")
+        if isinstance(value, float | int) and not 0 <= value < math.inf:
+            raise self.refusal(name, "it must be finite and not negative.")
         return value
 
     def part(self, name: str) -> "Keys":

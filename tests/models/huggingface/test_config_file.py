@@ -1,6 +1,7 @@
 """A config.json is read as what it says, refused by name where ours cannot say it, written back."""
 
 import json
+import math
 import subprocess
 import sys
 from typing import Any
@@ -154,6 +155,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama 3.1", {"use_rope": False}, "use_rope=False: LlamaForCausalLM is not known"),
     ("llama 3.1", {"hidden_size": "32"}, "hidden_size='32' must be of type int"),
     ("llama 3.1", {"num_hidden_layers": True}, "num_hidden_layers=True must be of type int"),
+    ("llama 3.1", {"rms_norm_eps": -1e-5}, "rms_norm_eps=-1e-05: it must be finite and not neg"),
+    ("llama 3.1", {"rope_theta": math.inf}, "rope_theta=inf: it must be finite and not negative"),
+    ("mistral, window", {"sliding_window": -1}, "sliding_window=-1: it must be finite and not"),
     ("llama 3.1", {"vocab_size": None}, "the key 'vocab_size' is missing"),
     ("llama 3.1", {"num_key_value_heads": 3}, "heads=4 is not a multiple of kv_heads=3"),
     ("llama 3.1", {"architectures": ["GPT2LMHeadModel"]}, "Supported are LlamaForCausalLM, Mis"),
