@@ -29,7 +29,8 @@ _MODE = flags.DEFINE_enum(
     "mode",
     "train",
     ["train", "eval", "dry_run"],
-    "train to the last step; score a checkpoint; or compile the step for devices that are not here "
+    "train to the last step; score a checkpoint, or without --run_dir the parameters that "
+    "TrainConfig.init_from names; or compile the step for devices that are not here "
     "and say whether it fits, what it moves, takes and costs (docs/dry_run.md).",
 )
 _CLUSTER = flags.DEFINE_string(
@@ -107,7 +108,7 @@ def main(participant: Participant) -> None:
     if _PRINT_CONFIG.value:
         print(describe(loaded))  # noqa: T201 - what was asked for
         return
-    run_dir, profile_steps = check_flags()
+    run_dir, profile_steps = check_flags(init_from=loaded.run.train.init_from)
     cache = pathlib.Path(_CACHE_DIR.value or os.path.expanduser("~/.cache/lockstep"))
     participant.progress(Phase.JOIN)
     start_jax(participant, cache=cache)
@@ -143,26 +144,37 @@ def parse_flags(argv: list[str]) -> list[str]:
         raise SystemExit(int(ExitCode.CONFIGURATION)) from None
 
 
-def check_flags() -> tuple[str, tuple[int, int] | None]:
+def check_flags(*, init_from: str | None) -> tuple[str, tuple[int, int] | None]:
     """Checks what absl cannot check, and returns the run directory and the steps to profile.
+
+    An evaluation of ``init_from`` needs no directory, which is then empty.
 
     Raises:
       UserError: a flag is missing or cannot be used.
     """
-    if not _RUN_DIR.value:
-        raise UserError("--run_dir is missing: name a directory for the run, gs:// or s3://.")
-    if _CHECKPOINT.value is not None and _MODE.value != "eval":
+    run_dir, is_eval = _RUN_DIR.value or "", _MODE.value == "eval"
+    if not run_dir and not (is_eval and init_from):
+        instead = ", or score parameters with TrainConfig.init_from" if is_eval else ""
+        raise UserError(
+            f"--run_dir is missing: name a directory for the run, gs:// or s3://{instead}."
+        )
+    if _CHECKPOINT.value is not None and not is_eval:
         raise UserError("--checkpoint is for --mode=eval; training goes on from the newest step.")
+    if _CHECKPOINT.value is not None and not run_dir:
+        raise UserError(
+            f"--checkpoint={_CHECKPOINT.value} is a step of --run_dir, which is missing; "
+            f"TrainConfig.init_from can name a step itself: {init_from}/checkpoints/100.a1."
+        )
     text = _PROFILE_STEPS.value
     if text is None:
-        return _RUN_DIR.value, None
+        return run_dir, None
     try:
         first, last = map(int, text.split(":"))
     except ValueError:
         raise UserError(f"--profile_steps={text}: give FIRST:LAST, such as 10:12.") from None
     if not 1 <= first <= last:
         raise UserError(f"--profile_steps={text}: FIRST must be at least 1 and at most LAST.")
-    return _RUN_DIR.value, (first, last)
+    return run_dir, (first, last)
 
 
 def start_jax(participant: Participant, *, cache: pathlib.Path) -> None:

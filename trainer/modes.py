@@ -27,7 +27,7 @@ from trainer.metrics.jsonl import JsonlWriter, read_rows
 from trainer.metrics.mirror import Mirrored, fetch
 from trainer.metrics.tensorboard import TensorBoardWriter
 from trainer.metrics.writer import Kind, MetricWriter, Several, Thinned
-from trainer.run import Run, compile_ahead, read_step
+from trainer.run import Run, compile_ahead, read_parameters, read_step
 from trainer.sampling import sample
 from trainer.state import TrainState
 from trainer.step import build_eval_step
@@ -74,17 +74,25 @@ def train_run(run: Run) -> None:
 
 
 def evaluate_run(loaded: LoadedConfig, *, options: Options, participant: Participant) -> None:
-    """Scores the held-out data with a saved step and prints one JSON object.
+    """Scores the held-out data and prints one JSON object.
+
+    What is scored is a saved step, or without a run directory ``TrainConfig.init_from``.
 
     Raises:
-      UserError: configuration, data or step cannot be used.
+      UserError: configuration, data, step or parameters cannot be used.
       CheckpointError: no step is whole.
     """
-    setup, state, step = read_step(loaded, options=options, participant=participant)
+    scored: dict[str, Any]
+    if options.run_dir:
+        setup, state, step = read_step(loaded, options=options, participant=participant)
+        scored = {"step": step}
+    else:
+        setup, state = read_parameters(loaded, options=options, participant=participant)
+        scored = {"init_from": loaded.run.train.init_from}
     scores = _score(setup)(state)
     if scores is None:
         raise PreemptedError("SIGTERM during the evaluation; start it again.")
-    setup.say(finite_json.dumps({"step": step, **scores}))
+    setup.say(finite_json.dumps({**scored, **scores}))
 
 
 def _check_best_metric(run: Run) -> None:
@@ -126,7 +134,7 @@ def _train(
     saver = Saver(
         run.store,
         program=run.program,
-        data={"position": run.position.to_json()},
+        data=run.needed,
         scores=evaluator.scores,
         recorder=recorder,
         every=run.config.checkpoint.every,
