@@ -8,6 +8,7 @@ Shape suffixes: B batch, T queries, S keys, D embed, H query heads, G key/value 
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import jax
@@ -19,7 +20,7 @@ from models.attention_kernels import Implementation, attend
 from models.context import Context
 from models.context_attention import attend_over_context
 from models.decoder_config import DecoderConfig
-from models.layers import Dense, RMSNorm
+from models.layers import Dense, RMSNorm, wide
 from models.rope import apply_rope, rope_frequencies, rope_tables
 from partitioning.attention_pair import ScoreRules, Tokens, attention_mask
 
@@ -69,9 +70,13 @@ class Attention(nnx.Module):
         self.context_attention = config.context_attention
         self.cap = config.attention_soft_cap
         self.window = window
-        self.rope = tuple(
-            rope_frequencies(K, base=config.rope_base, scaling=config.rope_scaling).tolist()
-        )
+        base, scaling = config.rope_base, config.rope_scaling
+        if window is not None and config.local_rope_base is not None:
+            base, scaling = config.local_rope_base, None
+        self.rope = tuple(rope_frequencies(K, base=base, scaling=scaling).tolist())
+        # Every kernel divides scores by the root of head_dim; what is left to do falls to queries.
+        scale = config.attention_scale
+        self.query_scale = None if scale is None else scale * math.sqrt(K)
         heads, kv = ("embed", "heads", "head_dim"), ("embed", "kv_heads", "head_dim")
         bias = config.qkv_bias
         dense = functools.partial(Dense, config=config, rngs=rngs, precision=config.matmul)
@@ -114,6 +119,8 @@ class Attention(nnx.Module):
         if not cross:
             tables = rope_tables(tokens.positions, np.asarray(self.rope))
             q_BTHK, k_BSGK = apply_rope(q_BTHK, tables), apply_rope(k_BSGK, tables)
+        if self.query_scale is not None:
+            q_BTHK = (wide(q_BTHK) * self.query_scale).astype(q_BTHK.dtype)
         q_BTHK = ctx.shard(q_BTHK, "act_batch", "act_length", "act_heads", None)
         keys_at, cache = tokens, None
         if decoding is not None:

@@ -35,7 +35,10 @@ def has_experts(kind: str) -> bool:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RopeScaling:
-    """Llama-3's frequency scaling for long contexts (Llama 3 report, section 3.2).
+    """Slower rotary frequencies for contexts longer than those of pre-training.
+
+    With ``factor`` alone all frequencies are divided by it (position interpolation; Chen et al.,
+    2023); with all four they are scaled as in the Llama 3 report, section 3.2.
 
     Attributes:
       factor: how much longer the context is than in pre-training.
@@ -45,9 +48,23 @@ class RopeScaling:
     """
 
     factor: float
-    low_frequency_factor: float
-    high_frequency_factor: float
-    original_length: int
+    low_frequency_factor: float | None = None
+    high_frequency_factor: float | None = None
+    original_length: int | None = None
+
+    def __post_init__(self) -> None:
+        low, high = self.low_frequency_factor, self.high_frequency_factor
+        bands = [band is not None for band in (low, high, self.original_length)]
+        if any(bands) and not all(bands):
+            raise ValueError(
+                f"{self}: set low_frequency_factor, high_frequency_factor and original_length, or "
+                "none of them, which divides all frequencies by the factor."
+            )
+        if low is not None and high is not None and low >= high:
+            raise ValueError(
+                f"RopeScaling.low_frequency_factor={low} must be less than "
+                f"high_frequency_factor={high}."
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,8 +93,11 @@ class DecoderConfig:
       embed_scale: multiply embeddings by ``sqrt(embed_dim)`` (Gemma).
       rope_base: base of the rotary frequencies.
       rope_scaling: None for the plain frequencies.
+      local_rope_base: base in "local" blocks, whose frequencies are not scaled then (Gemma-3);
+        None gives them those of all blocks.
       qkv_bias: biases on the query, key and value projections (Qwen2).
       qk_norm: RMSNorm over each query and key head (Qwen3).
+      attention_scale: what scores are multiplied by; None derives ``head_dim ** -0.5``.
       attention_soft_cap: ``cap * tanh(scores / cap)``; None switches it off.
       logits_soft_cap: the same for the logits.
       tied_embedding: the head is the transposed embedding.
@@ -122,8 +142,10 @@ class DecoderConfig:
     embed_scale: bool = False
     rope_base: float = 10_000.0
     rope_scaling: RopeScaling | None = None
+    local_rope_base: float | None = None
     qkv_bias: bool = False
     qk_norm: bool = False
+    attention_scale: float | None = None
     attention_soft_cap: float | None = None
     logits_soft_cap: float | None = None
     tied_embedding: bool = False

@@ -1,4 +1,4 @@
-"""Rotary position embeddings (Su et al., 2021), with Llama-3's frequency scaling."""
+"""Rotary position embeddings (Su et al., 2021), and frequencies scaled for long contexts."""
 
 import math
 
@@ -16,13 +16,13 @@ def rope_frequencies(
     frequencies = base ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
     if scaling is None:
         return frequencies
+    low_factor, high_factor = scaling.low_frequency_factor, scaling.high_frequency_factor
+    if low_factor is None or high_factor is None or scaling.original_length is None:
+        return frequencies / scaling.factor
     wavelengths = 2 * math.pi / frequencies
-    low = scaling.original_length / scaling.low_frequency_factor
-    high = scaling.original_length / scaling.high_frequency_factor
+    low, high = scaling.original_length / low_factor, scaling.original_length / high_factor
     # 1 keeps a frequency, 0 divides it by the factor; in between both are blended.
-    kept = (scaling.original_length / wavelengths - scaling.low_frequency_factor) / (
-        scaling.high_frequency_factor - scaling.low_frequency_factor
-    )
+    kept = (scaling.original_length / wavelengths - low_factor) / (high_factor - low_factor)
     kept = np.where(wavelengths < high, 1.0, np.where(wavelengths > low, 0.0, kept))
     return frequencies * (kept + (1 - kept) / scaling.factor)
 

@@ -81,6 +81,8 @@ RANGES: Mapping[str, Range] = {
     "DecoderConfig.window": SIZE,
     "DecoderConfig.norm_eps": POSITIVE,
     "DecoderConfig.rope_base": POSITIVE,
+    "DecoderConfig.local_rope_base": POSITIVE,
+    "DecoderConfig.attention_scale": POSITIVE,
     "DecoderConfig.attention_soft_cap": POSITIVE,
     "DecoderConfig.logits_soft_cap": POSITIVE,
     "DecoderConfig.dropout": BELOW_ONE,

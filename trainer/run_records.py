@@ -63,6 +63,15 @@ def last_resolved(root: Root) -> dict[str, Any] | None:
     return None
 
 
+def last_operative(root: Root) -> str | None:
+    """Returns the newest attempt's configuration as gin text, or None before the first."""
+    for attempt in reversed(attempts(root)):
+        text = root.read(f"attempts/{attempt}/config/operative.gin")
+        if text is not None:
+            return text.decode()
+    return None
+
+
 def read_journal(root: Root) -> tuple[list[JournalEntry], int]:
     """Returns the journal's entries, and how many lines a dying writer left torn."""
     text = (root.read("journal.jsonl") or b"").decode(errors="replace")

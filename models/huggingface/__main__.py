@@ -1,0 +1,169 @@
+"""``python -m models.huggingface import|export|inspect``: models of Hugging Face, in and out.
+
+A door: it imports from above its package, and jax only where something is loaded.
+"""
+
+import argparse
+import json
+import pathlib
+import resource
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from launch.exit_codes import ExitCode
+
+DTYPES = ("float32", "bfloat16", "float16")
+EPILOG = """\
+examples:
+  python -m models.huggingface inspect downloads/Llama-3.1-8B
+  python -m models.huggingface import downloads/Llama-3.1-8B bases/llama --param_dtype=bfloat16
+  python -m trainer.main --gin_file=configs/runs/sft_llama3_8b_8.gin --run_dir=runs/sft \\
+      --gin.TrainConfig.init_from="'bases/llama'"
+  python -m models.huggingface export runs/sft exports/llama --dtype=bfloat16
+
+Download a folder with: hf download NAME --local-dir FOLDER. Only safetensors are read, and nothing
+in a folder is executed. See docs/huggingface.md.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit code."""
+    from trainer.checkpoints.session import CheckpointError
+    from trainer.config_errors import ConfigError
+
+    arguments = _parser().parse_args(argv)
+    run: Callable[[argparse.Namespace], Mapping[str, Any]] = arguments.run
+    try:
+        result = run(arguments)
+    except (ValueError, ConfigError, CheckpointError, OSError) as error:
+        print(error, file=sys.stderr)  # noqa: T201 - the console is this command's face
+        return int(ExitCode.CONFIGURATION)
+    except KeyboardInterrupt:
+        print("\nInterrupted; nothing was left behind.", file=sys.stderr)  # noqa: T201
+        return 130
+    print(json.dumps(result) if arguments.json else result["text"])  # noqa: T201
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m models.huggingface",
+        description="Brings models of Hugging Face in and out, and says what they are.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(required=True, metavar="inspect|import|export")
+    inspect = commands.add_parser("inspect", help="what a folder holds, from its headers alone")
+    bring = commands.add_parser("import", help="a folder becomes a checkpoint for init_from")
+    for command, run in ((inspect, _inspect), (bring, _import)):
+        command.add_argument("folder", type=pathlib.Path, help="holds config.json and safetensors")
+        command.add_argument(
+            "--ignore",
+            action="append",
+            default=[],
+            metavar="KEY",
+            help="key of config.json to pass over although it may matter; repeatable",
+        )
+        command.set_defaults(run=run)
+    bring.add_argument("out", type=pathlib.Path, help="folder to make")
+    bring.add_argument(
+        "--param_dtype", choices=DTYPES[:2], default="float32", help="type that parameters keep"
+    )
+    export = commands.add_parser("export", help="a run's step becomes a folder of safetensors")
+    export.add_argument("url", help="a run, a step of it (RUN/checkpoints/100.a1) or an import")
+    export.add_argument("out", type=pathlib.Path, help="folder to make")
+    export.add_argument("--dtype", choices=DTYPES, help="type of the files; default: as saved")
+    export.add_argument(
+        "--architecture", help="such as llama; default: the first that can express the model"
+    )
+    export.set_defaults(run=_export)
+    for command in (inspect, bring, export):
+        command.add_argument("--json", action="store_true", help="print one JSON object instead")
+    return parser
+
+
+def _inspect(arguments: argparse.Namespace) -> Mapping[str, Any]:
+    from models.huggingface import inspection
+    from models.huggingface.source import open_source
+
+    return inspection.describe(open_source(arguments.folder, ignore=arguments.ignore))
+
+
+def _import(arguments: argparse.Namespace) -> Mapping[str, Any]:
+    from models.huggingface import inspection
+    from trainer.importing import import_folder
+
+    begin = time.monotonic()
+    source = import_folder(
+        arguments.folder,
+        arguments.out,
+        param_dtype=arguments.param_dtype,
+        ignore=arguments.ignore,
+        progress=_Progress("Reading"),
+    )
+    numbers = inspection.describe(source)
+    peak, seconds = _peak_bytes(), time.monotonic() - begin
+    text = (
+        f"{arguments.out}: {source.architecture.name}, {numbers['parameters']:,} parameters as "
+        f"{arguments.param_dtype}, in {seconds:.0f} s; this process held at most "
+        f"{peak / 1e9:.2f} GB.\nTrain from it: --gin.TrainConfig.init_from=\"'{arguments.out}'\", "
+        f"with include '{arguments.out}/model.gin' in the run's gin file."
+    )
+    return {
+        "text": text,
+        "out": str(arguments.out),
+        "architecture": source.architecture.name,
+        "parameters": numbers["parameters"],
+        "param_dtype": arguments.param_dtype,
+        "seconds": seconds,
+        "peak_bytes": peak,
+    }
+
+
+def _export(arguments: argparse.Namespace) -> Mapping[str, Any]:
+    import dataclasses
+
+    from trainer.exporting import export_step
+
+    exported = export_step(
+        arguments.url,
+        arguments.out,
+        dtype=arguments.dtype,
+        architecture=arguments.architecture,
+        progress=_Progress("Writing"),
+    )
+    what = "the average of its parameters" if exported.averaged else "its parameters"
+    text = (
+        f"{arguments.out}: step {exported.step}, {what}, as {exported.architecture} in "
+        f"{exported.dtype}, {len(exported.files)} file(s)."
+    )
+    return {"text": text, "out": str(arguments.out), **dataclasses.asdict(exported)}
+
+
+def _peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+class _Progress:
+    """One line that moves on a terminal; elsewhere a line every ten seconds."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._terminal = sys.stderr.isatty()
+        self._next = time.monotonic() + (0.2 if self._terminal else 10.0)
+
+    def __call__(self, done: int, of: int) -> None:
+        now, last = time.monotonic(), done == of
+        if now < self._next and not (last and self._terminal):
+            return
+        self._next = now + (0.2 if self._terminal else 10.0)
+        text = f"{self._what}: {100 * done // max(of, 1)}%"
+        end = ("\n" if last else "") if self._terminal else "\n"
+        sys.stderr.write(f"\r{text}{end}" if self._terminal else f"{text}{end}")
+        sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
