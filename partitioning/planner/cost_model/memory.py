@@ -17,7 +17,7 @@ from partitioning.planner.cost_model.block_memory import (
     ring_masks,
     stash,
 )
-from partitioning.planner.cost_model.layout import Leaf, leaves
+from partitioning.planner.cost_model.layout import Leaf, leaves, trained
 from partitioning.planner.cost_model.optimizer_state import state_elements, state_width
 from partitioning.planner.hardware import ChipConfig
 from partitioning.planner.plan import Plan
@@ -73,8 +73,8 @@ def device_memory(plan: Plan, *, chip: ChipConfig) -> MemoryUse:
         held("batch", plan.tokens / step.ways(step.token_axes) * _PLACES),
         held("reserved", chip.reserved, "what the runtime and its libraries take"),
     )
-    one, sums = _gradients(plan, tree, chip)
-    scattered = _scattered(plan, tree)
+    one, sums = _gradients(plan, trained(tree), chip)
+    scattered = _scattered(plan, trained(tree))
     between = (kept, stash(step), _casts(plan, tree, chip), sums, _shared(plan, tree))
     loss, (masks, masks_backward) = _loss(step, tree), ring_masks(step)
     # TPU's compiler does not lay a loop's buffers over those of another, nor what comes after.
@@ -105,13 +105,16 @@ def device_memory(plan: Plan, *, chip: ChipConfig) -> MemoryUse:
 
 
 def _parameters(plan: Plan, tree: tuple[Leaf, ...]) -> Quantity:
-    width, own = WIDTH[plan.model.param_dtype], sum(leaf.elements / leaf.ways for leaf in tree)
-    return held("parameters", own * width, f"{width} B x {own:,.0f}")
+    sizes: dict[int, float] = {}
+    for leaf in tree:
+        sizes[leaf.width] = sizes.get(leaf.width, 0.0) + leaf.elements / leaf.ways
+    formula = " + ".join(f"{width} B x {own:,.0f}" for width, own in sizes.items())
+    return held("parameters", sum(width * own for width, own in sizes.items()), formula)
 
 
 def _state(plan: Plan, tree: tuple[Leaf, ...]) -> Quantity:
     width = state_width(plan.optimizer, param_dtype=plan.model.param_dtype)
-    own = sum(state_elements(plan.optimizer, leaf) / leaf.state_ways for leaf in tree)
+    own = sum(state_elements(plan.optimizer, leaf) / leaf.state_ways for leaf in trained(tree))
     return held("optimizer_state", own * width, f"{width} B x {own:,.0f}")
 
 
@@ -128,7 +131,7 @@ def _gradients(plan: Plan, tree: tuple[Leaf, ...], chip: ChipConfig) -> tuple[Qu
     the parameters are; a tick's gradients are in the compute dtype, but those of one of several
     pieces become wide, and whole on each shard, before they are added to their part.
     """
-    width = WIDTH[plan.model.param_dtype]
+    width = max(leaf.width for leaf in tree)
     wide = max(WIDE, width)
     if plan.sizes[STAGE] > 1:
         own = sum(leaf.elements / leaf.ways for leaf in tree)
@@ -166,7 +169,9 @@ def _shared(plan: Plan, tree: tuple[Leaf, ...]) -> Quantity:
     """What all stages read, gathered over them, and the sums of its gradients."""
     if plan.sizes[STAGE] == 1:
         return held("shared_weights", 0.0)
-    width = WIDTH[plan.model.param_dtype] + max(WIDE, WIDTH[plan.model.param_dtype])
+    width = WIDTH[plan.model.param_dtype]
+    # Beside adapters they have no gradient.
+    width += max(WIDE, width) if plan.model.lora is None else 0
     whole = sum(leaf.elements / leaf.stage_ways for leaf in tree if not leaf.in_blocks)
     return held("shared_weights", whole * width, f"{width} B x {whole:,.0f}")
 
@@ -196,8 +201,9 @@ def _gathered(plan: Plan, tree: tuple[Leaf, ...]) -> Quantity:
         for leaf in tree
         if leaf.in_blocks and leaf.computing_ways < leaf.ways
     }
-    experts = sum(size for leaf, size in here.items() if "experts" in leaf.axes)
-    size = 2 * sum(here.values()) + max(experts, *here.values(), 0.0)
+    gradients = {leaf: size for leaf, size in here.items() if leaf.trained}
+    experts = sum(size for leaf, size in gradients.items() if "experts" in leaf.axes)
+    size = 2 * sum(here.values()) + max(experts, *gradients.values(), 0.0)
     return held("gathered_weights", size * width, f"{width} B x {size:,.0f}")
 
 
