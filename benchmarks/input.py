@@ -39,7 +39,8 @@ from input_pipeline.loader import BatchLoader
 from input_pipeline.manifest import Manifest
 from input_pipeline.position import PositionRecord
 from input_pipeline.source import split_ragged
-from input_pipeline.token_store import StoreRecord, TokenStore, write_tokens
+from input_pipeline.token_store import StoreRecord, TokenStore
+from input_pipeline.token_writer import write_tokens
 from input_pipeline.tokenization import prepare_in_cache
 
 BATCH = 32

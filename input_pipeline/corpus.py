@@ -11,10 +11,19 @@ import hashlib
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from input_pipeline.data_config import JsonLines, SourceConfig, Split, StandardLibrary, TextFiles
+from input_pipeline.conversation import conversation_text
+from input_pipeline.data_config import (
+    Conversations,
+    JsonLines,
+    SourceConfig,
+    Split,
+    StandardLibrary,
+    TextFiles,
+)
 from input_pipeline.manifest import FileRecord, Manifest, file_digest
 from input_pipeline.source import (
     FileDocuments,
@@ -23,6 +32,7 @@ from input_pipeline.source import (
     Subset,
     read_all,
     split_ragged,
+    text_in,
 )
 
 _NOT_LIBRARY = frozenset(
@@ -40,12 +50,14 @@ class Corpus:
       source: all documents.
       shares: returns a number in [0, 1) for each document, float64 [documents].
       held_out: documents whose number is below it are held out.
+      plain: whether a document's text is what is learned, and not a conversation as JSON.
     """
 
     manifest: Manifest
     source: Source
     shares: Callable[[], np.ndarray]
     held_out: float
+    plain: bool = True
 
     def __post_init__(self) -> None:
         name = self.manifest.name
@@ -86,10 +98,13 @@ def open_corpus(config: SourceConfig) -> Corpus:
         case TextFiles():
             return _text_files(config)
         case JsonLines():
-            return _json_lines(config)
+            text_of = functools.partial(text_in, field=config.field)
+            return _lines(config, kind=f"line, field {config.field!r}", text_of=text_of)
+        case Conversations():
+            return _lines(config, kind="line, a conversation", text_of=conversation_text)
     raise ValueError(
         f"DataConfig.source is a {type(config).__name__}, which holds no text. Sources of text are "
-        "StandardLibrary, TextFiles and JsonLines."
+        "StandardLibrary, TextFiles, JsonLines and Conversations."
     )
 
 
@@ -135,16 +150,15 @@ def _of_files(root: Path, *, paths: list[str], name: str, licence: str, held_out
     )
 
 
-def _json_lines(config: JsonLines) -> Corpus:
+def _lines(
+    config: JsonLines | Conversations, *, kind: str, text_of: Callable[[dict[str, Any]], str]
+) -> Corpus:
     root = Path(config.root)
-    paths = find_files(root, patterns=config.files, owner="JsonLines")
-    source = JsonLineDocuments(root, paths=paths, field=config.field)
+    paths = find_files(root, patterns=config.files, owner=type(config).__name__)
+    source = JsonLineDocuments(root, paths=paths, text_of=text_of)
     manifest = Manifest(
         name=root.name,
-        source=(
-            f"one document per line, field {config.field!r}, "
-            f"held out {config.held_out!r} by content"
-        ),
+        source=f"one document per {kind}, held out {config.held_out!r} by content",
         licence=config.licence,
         files=tuple(
             _file_record(root, path=path, records=records)
@@ -156,6 +170,7 @@ def _json_lines(config: JsonLines) -> Corpus:
         source=source,
         shares=lambda: _content_shares(source),
         held_out=config.held_out,
+        plain=isinstance(config, JsonLines),
     )
 
 

@@ -9,13 +9,16 @@ from pathlib import Path
 import numpy as np
 
 from input_pipeline.baselines import Baselines
-from input_pipeline.data_config import DataConfig, Split, TokenShards
+from input_pipeline.corpus import open_corpus
+from input_pipeline.data_config import DataConfig, Split, TokenShards, TrainedBpe
 from input_pipeline.manifest import Manifest, digest_of
-from input_pipeline.packing import PLAN_VERSION, PackingPlan
+from input_pipeline.packing import PLAN_VERSION, PackingPlan, Plan
 from input_pipeline.rows import RowReader
-from input_pipeline.token_store import TokenStore
-from input_pipeline.tokenization import prepare_in_cache, read_baselines
-from input_pipeline.tokenizer import Tokenizer, load_tokenizer, tokenizer_from_json
+from input_pipeline.token_store import StoreRecord, TokenStore
+from input_pipeline.tokenization import prepare_in_cache, read_baselines, ready_tokenizer
+from input_pipeline.tokenizer import Tokenizer
+from input_pipeline.tokenizer_files import load_tokenizer, tokenizer_from_json
+from input_pipeline.whole_documents import WholeDocuments
 
 
 class Dataset:
@@ -31,7 +34,7 @@ class Dataset:
       vocab_size: tokens are below it.
       reader: reads rows by global index; what worker processes get a copy of.
       rows_per_epoch: rows that hold every token once.
-      tokens_per_epoch: targets in an epoch.
+      tokens_per_epoch: targets in an epoch, those of weight 0 included.
       baselines: scores of simple models on the held-out text, where there is text.
     """
 
@@ -53,13 +56,8 @@ class Dataset:
         self.vocab_size = store.record.vocab_size
         self.baselines = baselines
         self._documents = len(store)
-        plan = PackingPlan(
-            store,
-            sequence_length=config.sequence_length,
-            pad=config.packing == "pad",
-            seed=config.seed,
-            shuffle=config.shuffle and split == "train",
-        )
+        self._learned = store.split.learned
+        plan = _plan(store, config=config, shuffle=config.shuffle and split == "train")
         self.reader = RowReader(store, plan=plan, sequence_length=config.sequence_length)
         self.rows_per_epoch = plan.rows_per_epoch
         self.tokens_per_epoch = plan.predictions
@@ -72,8 +70,14 @@ class Dataset:
                 f"{self._documents} documents and nothing to predict."
                 + (" Raise the source's `held_out`." if self.split == "held_out" else "")
             )
+        if self._learned == 0:
+            raise ValueError(
+                f"Split {self.split!r} of dataset {self.manifest.name!r} has nothing to learn: all "
+                f"of its {self.tokens_per_epoch} targets have weight 0."
+            )
         length = self.config.sequence_length
-        if self.split == "train" and length > self.tokens_per_epoch:
+        shared = self.split == "train" and self.config.packing != "whole"
+        if shared and length > self.tokens_per_epoch:
             raise ValueError(
                 f"DataConfig.sequence_length={length} is longer than the whole training split of "
                 f"dataset {self.manifest.name!r}, which has {self.tokens_per_epoch} tokens."
@@ -91,6 +95,14 @@ class Dataset:
     def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Returns rows by global index; see `RowReader.rows`."""
         return self.reader.rows(indices)
+
+
+def _plan(store: TokenStore, *, config: DataConfig, shuffle: bool) -> Plan:
+    length, seed = config.sequence_length, config.seed
+    if config.packing == "whole":
+        return WholeDocuments(store, sequence_length=length, seed=seed, shuffle=shuffle)
+    pad = config.packing == "pad"
+    return PackingPlan(store, sequence_length=length, pad=pad, seed=seed, shuffle=shuffle)
 
 
 def build_dataset(config: DataConfig, *, split: Split, cache_dir: Path) -> Dataset:
@@ -114,6 +126,27 @@ def build_dataset(config: DataConfig, *, split: Split, cache_dir: Path) -> Datas
     return Dataset(
         store, config=config, split=split, tokenizer=tokenizer, baselines=read_baselines(folder)
     )
+
+
+def dataset_tokenizer(config: DataConfig, *, cache_dir: Path) -> Tokenizer:
+    """Returns the tokenizer of a dataset, without tokenizing the dataset.
+
+    Raises:
+      ValueError: there is none, or it cannot be loaded.
+    """
+    if isinstance(config.source, TokenShards):
+        record = StoreRecord.read(Path(config.source.path))
+        if record.tokenizer is not None:
+            return tokenizer_from_json(record.tokenizer, where=config.source.path)
+    if config.tokenizer is None:
+        raise ValueError(
+            "DataConfig.tokenizer is not set, and the data brings none. Set it, for example to "
+            "@TokenizerFile() with the model's folder as TokenizerFile.path."
+        )
+    if isinstance(config.tokenizer, TrainedBpe):
+        corpus = open_corpus(config.source)
+        return ready_tokenizer(corpus, config=config.tokenizer, cache_dir=cache_dir)
+    return load_tokenizer(config.tokenizer)
 
 
 def _store_folder(config: DataConfig, *, cache_dir: Path) -> Path:

@@ -17,6 +17,7 @@ import functools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 
@@ -53,6 +54,26 @@ class Pieces:
     segment: np.ndarray
 
 
+class Plan(Protocol):
+    """Where every prediction of every epoch lies.
+
+    Attributes:
+      rows_per_epoch: rows that hold all predictions once.
+      predictions: predictions per epoch.
+    """
+
+    rows_per_epoch: int
+    predictions: int
+
+    def pieces(self, rows: np.ndarray) -> Pieces:
+        """Returns the pieces in some rows.
+
+        Args:
+          rows: int64 [n] global row indices, at least 0; epoch ``e`` has the rows from
+            ``e * rows_per_epoch`` on.
+        """
+
+
 @dataclasses.dataclass(frozen=True)
 class _Order:
     """Things in an order, and where each begins: int64 [n] and int64 [n + 1]."""
@@ -72,12 +93,7 @@ class _Order:
 
 
 class PackingPlan:
-    """Where every prediction of every epoch lies.
-
-    Attributes:
-      rows_per_epoch: rows that hold all predictions once; the last may be partly empty.
-      predictions: predictions per epoch.
-    """
+    """See `Plan`; the last row of an epoch may be partly empty."""
 
     def __init__(
         self,
@@ -116,18 +132,13 @@ class PackingPlan:
         return -(-pairs // self._sequence_length) * self._sequence_length
 
     def pieces(self, rows: np.ndarray) -> Pieces:
-        """Returns the pieces in some rows.
-
-        Args:
-          rows: int64 [n] global row indices, at least 0; epoch ``e`` has the rows from
-            ``e * rows_per_epoch`` on.
-        """
+        """See `Plan.pieces`."""
         epochs, within = np.divmod(rows, self.rows_per_epoch)
         found = [
             self._pieces_of_epoch(int(epoch), places=np.flatnonzero(epochs == epoch), rows=within)
             for epoch in np.unique(epochs)
         ]
-        return _ordered(np.concatenate([np.zeros((5, 0), np.int64), *found], axis=1))
+        return ordered(np.concatenate([np.zeros((5, 0), np.int64), *found], axis=1))
 
     def _pieces_of_epoch(self, epoch: int, *, places: np.ndarray, rows: np.ndarray) -> np.ndarray:
         blocks = self._epochs.get(epoch, make=lambda: self._block_order(epoch))
@@ -190,7 +201,8 @@ class PackingPlan:
         return permute(numbers, size=size, key=derive_key(self._seed, *purpose))
 
 
-def _ordered(found: np.ndarray) -> Pieces:
+def ordered(found: np.ndarray) -> Pieces:
+    """Returns pieces of int64 [5, pieces] in any order: the fields of `Pieces` up to length."""
     row, column, document, begin, length = found[:, np.lexsort((found[1], found[0]))]
     first = np.searchsorted(row, row, side="left")
     return Pieces(row, column, document, begin, length, np.arange(len(row)) - first + 1)

@@ -6,13 +6,15 @@ flag or the text was unfit, with the reason on stderr.
 
 import sys
 from pathlib import Path
+from typing import cast
 
 from absl import app, flags
 
 from input_pipeline.cache import make_once
-from input_pipeline.corpus import open_corpus
+from input_pipeline.corpus import Corpus, open_corpus
 from input_pipeline.data_config import (
     Bytes,
+    Conversations,
     JsonLines,
     SourceConfig,
     Split,
@@ -21,24 +23,47 @@ from input_pipeline.data_config import (
     TokenizerConfig,
     TokenizerFile,
     TrainedBpe,
+    TrainOn,
 )
+from input_pipeline.document_encoder import DocumentEncoder, encoder_of
 from input_pipeline.token_store import StoreRecord, TokenStore
 from input_pipeline.tokenization import ready_tokenizer, write_store
+from input_pipeline.tokenizer import Tokenizer
+from input_pipeline.tokenizer_files import save_tokenizer
 
 _SPLITS: tuple[Split, ...] = ("train", "held_out")
 
 _TEXT = flags.DEFINE_enum(
-    "text", "files", ["files", "json_lines", "standard_library"], "What kind of text to read."
+    "text",
+    "files",
+    ["files", "json_lines", "standard_library", "conversations"],
+    "What kind of text to read.",
 )
 _ROOT = flags.DEFINE_string("root", None, "Folder that the patterns are relative to.")
 _FILES = flags.DEFINE_multi_string("files", [], "Glob pattern under --root; may be repeated.")
 _FIELD = flags.DEFINE_string("field", "text", "Key of the text in each line of json_lines.")
 _LICENCE = flags.DEFINE_string("licence", "", "What the text may be used for.")
 _HELD_OUT = flags.DEFINE_float("held_out", 0.05, "Share of the documents kept for evaluation.")
-_TOKENIZER = flags.DEFINE_string("tokenizer", "bytes", "'bytes', 'bpe', or a tokenizer.json.")
+_TEMPLATE = flags.DEFINE_string(
+    "template",
+    "",
+    "Chat template: the tokenizer's own, a name in its folder, 'chatml', 'plain', or a Jinja file.",
+)
+_TRAIN_ON = flags.DEFINE_enum(
+    "train_on", "assistant", ["assistant", "last_assistant", "all"], "What conversations teach."
+)
+_DATE = flags.DEFINE_string("date", "", "Day that chat templates write which ask for today.")
+_TOKENIZER = flags.DEFINE_string(
+    "tokenizer",
+    "bytes",
+    "'bytes', 'bpe', a tokenizer.json, a SentencePiece .model, or a folder that holds either.",
+)
 _VOCAB_SIZE = flags.DEFINE_integer("vocab_size", 4096, "Size of the trained 'bpe'.")
-_BOS = flags.DEFINE_string("bos", "", "Start token of a tokenizer.json.")
-_EOS = flags.DEFINE_string("eos", "", "End token of a tokenizer.json.")
+_BOS = flags.DEFINE_string("bos", None, "Start token of a file; a folder names its own.")
+_EOS = flags.DEFINE_string("eos", None, "End token of a file; a folder names its own.")
+_SAVE_TOKENIZER = flags.DEFINE_string(
+    "save_tokenizer", None, "Folder to write the tokenizer to, with or without --out."
+)
 _OUT = flags.DEFINE_string("out", None, "Folder to write; must not exist.")
 _VERIFY = flags.DEFINE_string("verify", None, "Check every digest of this folder instead.")
 
@@ -52,6 +77,16 @@ def _source_of_flags() -> SourceConfig:
         return TextFiles(
             root=_ROOT.value,
             files=tuple(_FILES.value) or TextFiles.files,
+            licence=_LICENCE.value,
+            held_out=_HELD_OUT.value,
+        )
+    if _TEXT.value == "conversations":
+        return Conversations(
+            root=_ROOT.value,
+            files=tuple(_FILES.value) or Conversations.files,
+            template=_TEMPLATE.value,
+            train_on=cast("TrainOn", _TRAIN_ON.value),
+            date=_DATE.value,
             licence=_LICENCE.value,
             held_out=_HELD_OUT.value,
         )
@@ -82,17 +117,32 @@ def _run() -> str:
             if split in record.splits:
                 TokenStore(folder, split=split, verify=True)
         return f"{folder}: every digest is right; version {record.digest}."
-    if _OUT.value is None:
+    if _OUT.value is None and _SAVE_TOKENIZER.value is None:
         raise ValueError("--out names the folder to write; it is not set.")
-    out = Path(_OUT.value)
-    if out.exists():
-        raise ValueError(f"--out={out} exists already; delete it or give another name.")
-    corpus = open_corpus(_source_of_flags())
-    tokenizer = ready_tokenizer(corpus, config=_tokenizer_of_flags(), cache_dir=out.parent)
-    make_once(out, make=lambda partial: write_store(partial, corpus, tokenizer=tokenizer))
+    for name, value in (("out", _OUT.value), ("save_tokenizer", _SAVE_TOKENIZER.value)):
+        if value is not None and Path(value).exists():
+            raise ValueError(f"--{name}={value} exists already; delete it or give another name.")
+    source = _source_of_flags()
+    corpus = open_corpus(source)
+    beside = Path(_OUT.value or _SAVE_TOKENIZER.value or "").parent
+    tokenizer = ready_tokenizer(corpus, config=_tokenizer_of_flags(), cache_dir=beside)
+    if _SAVE_TOKENIZER.value is not None:
+        save_tokenizer(Path(_SAVE_TOKENIZER.value), tokenizer)
+    if _OUT.value is None:
+        return f"{_SAVE_TOKENIZER.value}: a tokenizer of {tokenizer.vocab_size} tokens."
+    return _write(Path(_OUT.value), corpus, encoder_of(source, tokenizer=tokenizer), tokenizer)
+
+
+def _write(out: Path, corpus: Corpus, encoder: DocumentEncoder, tokenizer: Tokenizer) -> str:
+    make_once(
+        out,
+        make=lambda partial: write_store(partial, corpus, tokenizer=tokenizer, encoder=encoder),
+    )
     record = StoreRecord.read(out)
     sizes = ", ".join(
-        f"{n}: {s.documents} documents, {s.tokens} tokens" for n, s in record.splits.items()
+        f"{n}: {s.documents} documents, {s.tokens} tokens"
+        + ("" if s.learned is None else f", {s.learned} of them learned")
+        for n, s in record.splits.items()
     )
     return f"{out}: {sizes}; version {record.digest}."
 

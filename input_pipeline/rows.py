@@ -5,7 +5,7 @@ A reader holds paths and numbers: worker processes get a cheap copy, and no toke
 
 import numpy as np
 
-from input_pipeline.packing import PackingPlan
+from input_pipeline.packing import Plan
 from input_pipeline.token_store import TokenStore, ranges
 
 FIELDS: dict[str, np.dtype] = {
@@ -21,7 +21,7 @@ FIELDS: dict[str, np.dtype] = {
 class RowReader:
     """Reads any rows of any epoch."""
 
-    def __init__(self, store: TokenStore, *, plan: PackingPlan, sequence_length: int) -> None:
+    def __init__(self, store: TokenStore, *, plan: Plan, sequence_length: int) -> None:
         self._store, self._plan, self._length = store, plan, sequence_length
 
     def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
@@ -32,8 +32,8 @@ class RowReader:
 
         Returns:
           ``inputs``, ``targets``, ``segment_ids`` (1, 2, ... per document), ``positions``
-          (restarting with each document's piece) int32 and ``loss_weights`` float32, each
-          [n, sequence_length]; all are 0 on padding.
+          (restarting with each document's piece) int32 and ``loss_weights`` float32, 0 where the
+          target is not to be learned, each [n, sequence_length]; all are 0 on padding.
 
         Raises:
           ValueError: a token is not in the vocabulary.
@@ -45,10 +45,12 @@ class RowReader:
         within = ranges(np.zeros_like(pieces.length), pieces.length)
         source = np.repeat(self._store.starts(pieces.document) + pieces.begin, pieces.length)
         source += within
+        inputs = self._tokens(source)
+        target = np.add(source, 1, out=source)
         values = {
-            "inputs": self._tokens(source),
-            "targets": self._tokens(np.add(source, 1, out=source)),
-            "loss_weights": np.ones(len(within), np.float32),
+            "inputs": inputs,
+            "targets": self._tokens(target),
+            "loss_weights": self._store.weights(target),
             "segment_ids": np.repeat(pieces.segment.astype(np.int32), pieces.length),
             "positions": within.astype(np.int32),
         }

@@ -6,9 +6,9 @@ cheap copies.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -34,6 +34,9 @@ class Source(Protocol):
           [sum(lengths)].
         """
 
+    def where(self, index: int) -> str:
+        """Returns where a document stands, for errors."""
+
 
 class FileDocuments:
     """Each file is one document of UTF-8 text."""
@@ -53,17 +56,30 @@ class FileDocuments:
         """
         texts = [(self._root / self._paths[i]).read_bytes() for i in indices]
         for index, text in zip(indices, texts):
-            _check_utf8(text, where=str(self._root / self._paths[index]))
+            _check_utf8(text, where=self.where(index))
         return ragged_text(texts)
+
+    def where(self, index: int) -> str:
+        """See `Source.where`."""
+        return str(self._root / self._paths[index])
 
 
 class JsonLineDocuments:
     """Each line of JSON Lines files is one document; blank lines are not."""
 
-    def __init__(self, root: Path, *, paths: Sequence[str], field: str) -> None:
+    def __init__(
+        self, root: Path, *, paths: Sequence[str], text_of: Callable[[dict[str, Any]], str]
+    ) -> None:
+        """Finds the lines.
+
+        Args:
+          root: folder.
+          paths: files, relative to it.
+          text_of: returns a line's text, or raises ValueError with what is wrong with it.
+        """
         self._root = root
         self._paths = tuple(paths)
-        self._field = field
+        self._text_of = text_of
         spans = [line_spans(root / path) for path in self._paths]
         self._starts = np.concatenate([s[0] for s in spans])
         self._stops = np.concatenate([s[1] for s in spans])
@@ -82,8 +98,8 @@ class JsonLineDocuments:
         """See `Source.read`.
 
         Raises:
-          ValueError: a line is not a JSON object with a text under the field; file and line
-            number are named.
+          ValueError: a line is not a JSON object, or not one with a text; file and line number
+            are named.
         """
         texts: list[bytes] = [b""] * len(indices)
         for number in np.unique(self._file[indices]):
@@ -95,25 +111,38 @@ class JsonLineDocuments:
                     texts[place] = self._text(line, index=index)
         return ragged_text(texts)
 
+    def where(self, index: int) -> str:
+        """See `Source.where`."""
+        return f"{self._root / self._paths[self._file[index]]}:{self._lines[index]}"
+
     def _text(self, line: bytes, *, index: int) -> bytes:
-        where = f"{self._root / self._paths[self._file[index]]}:{self._lines[index]}"
+        where = self.where(index)
         try:
             record = json.loads(line)
         except ValueError as error:
             raise ValueError(f"{where}: not valid JSON ({error}).") from error
         if not isinstance(record, dict):
             raise ValueError(f"{where}: a line must be a JSON object, not {type(record).__name__}.")
-        if self._field not in record:
-            raise ValueError(
-                f"{where}: no field {self._field!r}; it has {sorted(record)}. Set JsonLines.field."
-            )
-        text = record[self._field]
-        if not isinstance(text, str):
-            raise ValueError(f"{where}: field {self._field!r} is {type(text).__name__}, not text.")
         try:
-            return text.encode()
+            return self._text_of(record).encode()
         except UnicodeEncodeError as error:
             raise ValueError(f"{where}: {error}.") from error
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from error
+
+
+def text_in(record: Mapping[str, Any], *, field: str) -> str:
+    """Returns the text under ``field``.
+
+    Raises:
+      ValueError: there is none.
+    """
+    if field not in record:
+        raise ValueError(f"no field {field!r}; it has {sorted(record)}. Set JsonLines.field.")
+    text = record[field]
+    if not isinstance(text, str):
+        raise ValueError(f"field {field!r} is {type(text).__name__}, not text.")
+    return text
 
 
 class Subset:
@@ -129,6 +158,10 @@ class Subset:
     def read(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """See `Source.read`."""
         return self._source.read(self._indices[indices])
+
+    def where(self, index: int) -> str:
+        """See `Source.where`."""
+        return self._source.where(int(self._indices[index]))
 
 
 def read_all(source: Source, *, at_once: int) -> Iterator[dict[str, np.ndarray]]:

@@ -6,28 +6,29 @@ Imports NumPy only. A store is a folder::
     baselines.json               scores of simple models on the held-out text, where known
     <split>/offsets.bin          int64, little endian: first token of each document, and the end
     <split>/tokens-00000.bin     uint16 or uint32, little endian; a document never spans two files
+    <split>/weights-00000.bin    uint8, 1 for each token that is learned; only where some are not
 
-Promises: a store with ``manifest.json`` is complete; its digest covers every token. Opening checks
-every size, and the digests of stores small enough that it takes no time.
+Promises: a store with ``manifest.json`` is complete; its digest covers every token and weight.
+Opening checks every size, and the digests of stores small enough that it takes no time.
 """
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
-from input_pipeline.cache import make_once
 from input_pipeline.data_config import Split
 from input_pipeline.manifest import Manifest, digest_of, file_digest
 
 STORE_VERSION = 1
-SHARD_TOKENS = 1 << 28
-"""A token file is closed at the first document end after this many tokens."""
+WEIGHTED_VERSION = 2
+"""Of stores with weights: programs that know none must not read them as if all were learned."""
 VERIFIED_ON_OPEN = 1 << 28
 """Stores up to this many bytes are hashed when they are opened; larger ones only on request."""
+_OF_WEIGHTS = ("weights", "learned")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,8 @@ class SplitRecord:
       text_bytes: UTF-8 bytes of the text that was tokenized; None where it is not known.
       offsets: the offsets file.
       shards: token files in order.
+      weights: one file of weights per token file; none where all tokens are learned.
+      learned: tokens of weight 1, where there are weights.
     """
 
     documents: int
@@ -57,6 +60,13 @@ class SplitRecord:
     text_bytes: int | None
     offsets: StoredFile
     shards: tuple[StoredFile, ...]
+    weights: tuple[StoredFile, ...] = ()
+    learned: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the fields; those of weights only where there are some, as in version 1."""
+        value = dataclasses.asdict(self)
+        return {n: v for n, v in value.items() if n not in _OF_WEIGHTS or self.learned is not None}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,8 +91,33 @@ class StoreRecord:
 
     @property
     def digest(self) -> str:
-        """Version of the tokenized dataset; covers text, tokenizer and every token."""
-        return digest_of(dataclasses.asdict(self))
+        """Version of the tokenized dataset; covers text, tokenizer, every token and weight."""
+        return digest_of(self.to_json())
+
+    @classmethod
+    def of(
+        cls,
+        manifest: Manifest,
+        *,
+        tokenizer: str | None,
+        vocab_size: int,
+        splits: Mapping[str, SplitRecord],
+    ) -> "StoreRecord":
+        """Returns the record of splits that have been written."""
+        weighted = any(split.learned is not None for split in splits.values())
+        return cls(
+            manifest=manifest,
+            tokenizer=tokenizer,
+            vocab_size=vocab_size,
+            dtype=token_dtype(vocab_size).str,
+            splits=splits,
+            version=WEIGHTED_VERSION if weighted else STORE_VERSION,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns what `read` finds in ``manifest.json``."""
+        splits = {name: split.to_json() for name, split in self.splits.items()}
+        return {**dataclasses.asdict(self), "splits": splits}
 
     @classmethod
     def read(cls, folder: Path) -> "StoreRecord":
@@ -98,10 +133,10 @@ class StoreRecord:
                 "`python -m input_pipeline.prepare --help`."
             )
         value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if value.get("version") != STORE_VERSION:
+        if value.get("version") not in (STORE_VERSION, WEIGHTED_VERSION):
             raise ValueError(
-                f"{path}: version {value.get('version')}, this program reads {STORE_VERSION}. "
-                "Prepare the dataset again."
+                f"{path}: version {value.get('version')}, this program reads {STORE_VERSION} and "
+                f"{WEIGHTED_VERSION}. Prepare the dataset again."
             )
         splits = {name: _split_record(split) for name, split in value["splits"].items()}
         manifest = Manifest.from_json(value["manifest"])
@@ -109,146 +144,18 @@ class StoreRecord:
 
     def write(self, folder: Path) -> None:
         """Writes ``manifest.json``; the last thing that is written into a store."""
-        text = json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True)
+        text = json.dumps(self.to_json(), indent=1, sort_keys=True)
         (folder / "manifest.json").write_text(text + "\n", encoding="utf-8")
 
 
 def _split_record(value: dict[str, Any]) -> SplitRecord:
-    shards = tuple(StoredFile(**shard) for shard in value["shards"])
-    return SplitRecord(**{**value, "offsets": StoredFile(**value["offsets"]), "shards": shards})
+    files = {n: tuple(StoredFile(**f) for f in value.get(n, ())) for n in ("shards", "weights")}
+    return SplitRecord(**{**value, **files, "offsets": StoredFile(**value["offsets"])})
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
     """Returns the smallest type on disk that holds every token."""
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
-
-
-class SplitWriter:
-    """Appends documents to one split of a store; `finish` returns its record."""
-
-    def __init__(
-        self, folder: Path, *, split: Split, vocab_size: int, shard_tokens: int = SHARD_TOKENS
-    ) -> None:
-        (folder / split).mkdir(parents=True)
-        self._folder, self._split, self._vocab_size = folder, split, vocab_size
-        self._dtype = token_dtype(vocab_size)
-        self._shard_tokens = shard_tokens
-        self._offsets = (folder / split / "offsets.bin").open("xb")
-        self._offsets.write(np.zeros(1, "<i8").tobytes())
-        self._shard: BinaryIO | None = None
-        self._sizes: list[int] = []
-        self._documents = self._tokens = 0
-
-    def append(self, tokens: np.ndarray, *, lengths: np.ndarray) -> None:
-        """Appends documents.
-
-        Args:
-          tokens: int [sum(lengths)], in ``[0, vocab_size)``.
-          lengths: int64 [n], tokens per document.
-
-        Raises:
-          ValueError: a token is out of range (names the document), or the lengths do not add up.
-        """
-        stops = np.cumsum(lengths, dtype=np.int64)
-        if len(tokens) != int(stops[-1] if len(stops) else 0):
-            raise ValueError(f"{len(tokens)} tokens, but lengths that sum to {stops[-1:].sum()}.")
-        bad = np.flatnonzero((tokens < 0) | (tokens >= self._vocab_size))
-        if len(bad):
-            document = self._documents + int(np.searchsorted(stops, bad[0], side="right"))
-            raise ValueError(
-                f"Document {document} of split {self._split!r} holds token {tokens[bad[0]]}; the "
-                f"vocabulary has {self._vocab_size} tokens."
-            )
-        self._offsets.write((self._tokens + stops).astype("<i8").tobytes())
-        start = 0
-        while start < len(tokens):
-            room = self._shard_tokens - (self._sizes[-1] if self._sizes else 0)
-            if self._shard is None or room <= 0:
-                self._next_shard()
-                continue
-            ends = np.append(stops[stops >= start + room][:1], len(tokens))
-            stop = int(ends[0])
-            assert self._shard is not None
-            self._shard.write(tokens[start:stop].astype(self._dtype).tobytes())
-            self._sizes[-1] += stop - start
-            start = stop
-        self._documents += len(lengths)
-        self._tokens += len(tokens)
-
-    def _next_shard(self) -> None:
-        if self._shard is not None:
-            self._shard.close()
-        name = f"tokens-{len(self._sizes):05d}.bin"
-        self._shard = (self._folder / self._split / name).open("xb")
-        self._sizes.append(0)
-
-    def finish(self, *, text_bytes: int | None = None) -> SplitRecord:
-        """Closes the files and returns their record."""
-        if self._shard is not None:
-            self._shard.close()
-        self._offsets.close()
-        return SplitRecord(
-            documents=self._documents,
-            tokens=self._tokens,
-            text_bytes=text_bytes,
-            offsets=self._stored("offsets.bin", entries=self._documents + 1),
-            shards=tuple(
-                self._stored(f"tokens-{number:05d}.bin", entries=size)
-                for number, size in enumerate(self._sizes)
-            ),
-        )
-
-    def _stored(self, name: str, *, entries: int) -> StoredFile:
-        path = self._folder / self._split / name
-        return StoredFile(
-            path=f"{self._split}/{name}",
-            size=path.stat().st_size,
-            sha256=file_digest(path),
-            entries=entries,
-        )
-
-
-def write_tokens(
-    folder: Path,
-    *,
-    manifest: Manifest,
-    vocab_size: int,
-    splits: Mapping[Split, Iterable[tuple[np.ndarray, np.ndarray]]],
-    tokenizer: str | None = None,
-) -> StoreRecord:
-    """Writes documents that already are tokens; the folder appears whole or not at all.
-
-    Args:
-      folder: where; must not exist.
-      manifest: name, licence and source; ``files`` may be empty.
-      vocab_size: tokens are in ``[0, vocab_size)``.
-      splits: split -> parts of ``(tokens [sum(lengths)], lengths [documents])``.
-      tokenizer: `Tokenizer.to_json`, so that bits per byte can be computed and text be shown.
-
-    Raises:
-      ValueError: the folder exists, or a token is out of range.
-    """
-    if folder.exists():
-        raise ValueError(f"{folder} exists already; delete it or give another name.")
-
-    def make(partial: Path) -> None:
-        records: dict[str, SplitRecord] = {}
-        for split, parts in splits.items():
-            writer = SplitWriter(partial, split=split, vocab_size=vocab_size)
-            for tokens, lengths in parts:
-                writer.append(tokens, lengths=lengths)
-            records[split] = writer.finish()
-        dtype = token_dtype(vocab_size).str
-        StoreRecord(
-            manifest=manifest,
-            tokenizer=tokenizer,
-            vocab_size=vocab_size,
-            dtype=dtype,
-            splits=records,
-        ).write(partial)
-
-    make_once(folder, make=make)
-    return StoreRecord.read(folder)
 
 
 class TokenStore:
@@ -280,7 +187,7 @@ class TokenStore:
         self._open()
 
     def _check_files(self, *, verify: bool | None) -> None:
-        files = [self.split.offsets, *self.split.shards]
+        files = [self.split.offsets, *self.split.shards, *self.split.weights]
         if verify is None:
             verify = sum(file.size for file in files) <= VERIFIED_ON_OPEN
         for file in files:
@@ -302,11 +209,14 @@ class TokenStore:
         self._offsets = _map(self.folder / self.split.offsets.path, dtype=np.dtype("<i8"))
         dtype = np.dtype(self.record.dtype)
         self._shards = [_map(self.folder / s.path, dtype=dtype) for s in self.split.shards]
+        self._weights = [
+            _map(self.folder / w.path, dtype=np.dtype("u1")) for w in self.split.weights
+        ]
         self._starts = np.cumsum([0, *(shard.entries for shard in self.split.shards)])
 
     def __getstate__(self) -> dict[str, Any]:
         # A pickled memory map is a copy of the whole file.
-        closed = {"_offsets", "_shards", "_starts"}
+        closed = {"_offsets", "_shards", "_weights", "_starts"}
         return {name: value for name, value in self.__dict__.items() if name not in closed}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -330,13 +240,24 @@ class TokenStore:
 
     def gather(self, addresses: np.ndarray) -> np.ndarray:
         """Returns the tokens at int64 [n] addresses: int32 [n]."""
-        if len(self._shards) == 1:
-            return self._shards[0][addresses].astype(np.int32)
-        result = np.empty(len(addresses), dtype=np.int32)
+        return self._gather(self._shards, addresses, dtype=np.dtype(np.int32))
+
+    def weights(self, addresses: np.ndarray) -> np.ndarray:
+        """Returns 1 for each token at int64 [n] addresses that is learned, else 0: float32 [n]."""
+        if self.split.learned is None:
+            return np.ones(len(addresses), np.float32)
+        return self._gather(self._weights, addresses, dtype=np.dtype(np.float32))
+
+    def _gather(
+        self, shards: list[np.ndarray], addresses: np.ndarray, *, dtype: np.dtype
+    ) -> np.ndarray:
+        if len(shards) == 1:
+            return shards[0][addresses].astype(dtype)
+        result = np.empty(len(addresses), dtype=dtype)
         shard = np.searchsorted(self._starts, addresses, side="right") - 1
         for number in np.unique(shard):
             here = np.flatnonzero(shard == number)
-            result[here] = self._shards[number][addresses[here] - self._starts[number]]
+            result[here] = shards[number][addresses[here] - self._starts[number]]
         return result
 
     def read(self, indices: np.ndarray) -> dict[str, np.ndarray]:

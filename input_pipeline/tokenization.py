@@ -1,11 +1,11 @@
-"""Tokenizes text once, into token shards kept in a cache.
+"""Tokenizes documents once, into token shards kept in a cache.
 
 Imports NumPy and absl. Promises: the result is keyed by everything that decides it (dataset digest,
-tokenizer digest, format); it appears whole or not at all; every document gets the tokenizer's start
-token in front and its end token behind.
+tokenizer digest, chat template, format); it appears whole or not at all.
 """
 
 import dataclasses
+import functools
 import json
 import sys
 import time
@@ -19,17 +19,15 @@ from input_pipeline import baselines as baselines_lib
 from input_pipeline.cache import make_once
 from input_pipeline.corpus import Corpus, open_corpus
 from input_pipeline.data_config import SourceConfig, Split, TokenizerConfig, TrainedBpe
+from input_pipeline.document_encoder import DocumentEncoder, encoder_of
+from input_pipeline.huggingface_tokenizer import train_bpe
 from input_pipeline.manifest import digest_of
 from input_pipeline.permutation import derive_key, permute
 from input_pipeline.source import Source, read_all, split_ragged
-from input_pipeline.token_store import (
-    STORE_VERSION,
-    SplitRecord,
-    SplitWriter,
-    StoreRecord,
-    token_dtype,
-)
-from input_pipeline.tokenizer import Tokenizer, load_tokenizer, tokenizer_from_json, train_bpe
+from input_pipeline.token_store import STORE_VERSION, SplitRecord, StoreRecord
+from input_pipeline.token_writer import SplitWriter
+from input_pipeline.tokenizer import Tokenizer
+from input_pipeline.tokenizer_files import load_tokenizer, tokenizer_from_json
 
 TRAINING_BYTES = 1 << 26
 """Text that a tokenizer is trained on, where the training split has more."""
@@ -45,15 +43,30 @@ def prepare_in_cache(source: SourceConfig, *, tokenizer: TokenizerConfig, cache_
     """
     corpus = open_corpus(source)
     ready = ready_tokenizer(corpus, config=tokenizer, cache_dir=cache_dir)
-    key = digest_of([corpus.manifest.digest, ready.digest, STORE_VERSION])[:32]
+    encoder = encoder_of(source, tokenizer=ready)
+    deciding = [corpus.manifest.digest, ready.digest, STORE_VERSION]
+    key = digest_of([*deciding, encoder.digest] if encoder.digest else deciding)[:32]
     folder = cache_dir / "tokens" / f"{corpus.manifest.name}-{key}"
-    return make_once(folder, make=lambda partial: write_store(partial, corpus, tokenizer=ready))
+    return make_once(
+        folder,
+        make=lambda partial: write_store(partial, corpus, tokenizer=ready, encoder=encoder),
+    )
 
 
 def ready_tokenizer(corpus: Corpus, *, config: TokenizerConfig, cache_dir: Path) -> Tokenizer:
-    """Returns the tokenizer that ``config`` names, trained on ``corpus`` and cached if need be."""
+    """Returns the tokenizer that ``config`` names, trained on ``corpus`` and cached if need be.
+
+    Raises:
+      ValueError: it cannot be loaded, or is to be trained on something that is no text.
+    """
     if not isinstance(config, TrainedBpe):
         return load_tokenizer(config)
+    if not corpus.plain:
+        raise ValueError(
+            "TrainedBpe learns its tokens from documents, not from conversations. Name the "
+            "tokenizer of the model that is trained further: DataConfig.tokenizer="
+            "@TokenizerFile() with its folder as TokenizerFile.path."
+        )
     key = digest_of([corpus.manifest.digest, dataclasses.asdict(config), _BPE_VERSION])[:32]
     folder = cache_dir / "tokenizers" / f"{corpus.manifest.name}-bpe{config.vocab_size}-{key}"
     path = "tokenizer.json"
@@ -81,19 +94,25 @@ def _training_texts(source: Source) -> Iterator[str]:
             yield text.decode()
 
 
-def write_store(folder: Path, corpus: Corpus, *, tokenizer: Tokenizer) -> None:
-    """Writes both splits of ``corpus`` and their baselines into the empty ``folder``."""
-    splits: dict[str, SplitRecord] = {}
-    for split, source in corpus.splits.items():
-        splits[split] = _write_split(folder, split=split, source=source, tokenizer=tokenizer)
-    record = StoreRecord(
-        manifest=corpus.manifest,
-        tokenizer=tokenizer.to_json(),
+def write_store(
+    folder: Path, corpus: Corpus, *, tokenizer: Tokenizer, encoder: DocumentEncoder
+) -> None:
+    """Writes both splits of ``corpus`` and, of text, their baselines into the empty ``folder``."""
+    splits: dict[str, SplitRecord] = {
+        split: _write_split(
+            folder, split=split, corpus=corpus, tokenizer=tokenizer, encoder=encoder
+        )
+        for split in corpus.splits
+    }
+    record = StoreRecord.of(
+        corpus.manifest,
+        tokenizer=encoder.tokenizer_json(),
         vocab_size=tokenizer.vocab_size,
-        dtype=token_dtype(tokenizer.vocab_size).str,
         splits=splits,
     )
-    scores = baselines_lib.fit_and_score(corpus.splits["train"], corpus.splits["held_out"])
+    scores = None
+    if corpus.plain:
+        scores = baselines_lib.fit_and_score(corpus.splits["train"], corpus.splits["held_out"])
     if scores is not None:
         text = json.dumps(dataclasses.asdict(scores), indent=1)
         (folder / "baselines.json").write_text(text + "\n", encoding="utf-8")
@@ -109,19 +128,22 @@ def read_baselines(folder: Path) -> baselines_lib.Baselines | None:
 
 
 def _write_split(
-    folder: Path, *, split: Split, source: Source, tokenizer: Tokenizer
+    folder: Path, *, split: Split, corpus: Corpus, tokenizer: Tokenizer, encoder: DocumentEncoder
 ) -> SplitRecord:
+    source = corpus.splits[split]
     writer = SplitWriter(folder, split=split, vocab_size=tokenizer.vocab_size)
     progress = _Progress(f"Tokenizing {split}", total=len(source))
     documents = text_bytes = counted = 0
     for part in read_all(source, at_once=_DOCUMENTS_PER_READ):
-        encoded = tokenizer.encode_batch(split_ragged(part["text"], part["lengths"]))
-        tokens, lengths = _with_ends(encoded, bos=tokenizer.bos, eos=tokenizer.eos)
-        writer.append(tokens, lengths=lengths)
+        texts = split_ragged(part["text"], part["lengths"])
+        encoded = encoder.encode(texts, where=functools.partial(_where, source, documents))
+        writer.append(encoded.tokens, lengths=encoded.lengths, weights=encoded.weights)
         text_bytes += len(part["text"])
-        counted += int(tokenizer.token_bytes[tokens].sum())
-        documents += len(part["lengths"])
+        counted += int(tokenizer.token_bytes[encoded.tokens].sum())
+        documents += len(texts)
         progress.show(documents)
+    if not corpus.plain:
+        return writer.finish()
     if counted != text_bytes:
         logging.warning(
             "The tokens of %s stand for %d bytes, but the text has %d: this tokenizer changes text "
@@ -133,10 +155,8 @@ def _write_split(
     return writer.finish(text_bytes=text_bytes)
 
 
-def _with_ends(encoded: list[np.ndarray], *, bos: int, eos: int) -> tuple[np.ndarray, np.ndarray]:
-    start, end = np.array([bos], np.int32), np.array([eos], np.int32)
-    tokens = np.concatenate([piece for one in encoded for piece in (start, one, end)])
-    return tokens, np.array([len(one) + 2 for one in encoded], dtype=np.int64)
+def _where(source: Source, before: int, number: int) -> str:
+    return source.where(before + number)
 
 
 class _Progress:

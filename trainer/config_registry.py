@@ -25,6 +25,7 @@ CONFIGURABLES: tuple[type, ...] = (
     data_config.StandardLibrary,
     data_config.TextFiles,
     data_config.JsonLines,
+    data_config.Conversations,
     data_config.TokenShards,
     data_config.Bytes,
     data_config.TokenizerFile,
@@ -66,6 +67,7 @@ EXECUTION: frozenset[str] = frozenset(
         # Places, not contents: the dataset's digest guards those.
         "TextFiles.root",
         "JsonLines.root",
+        "Conversations.root",
         "TokenShards.path",
         "TokenizerFile.path",
     }

@@ -11,9 +11,16 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from input_pipeline.corpus import find_files
-from input_pipeline.data_config import JsonLines, TextFiles, TokenizerFile, TokenShards
+from input_pipeline.data_config import (
+    Conversations,
+    JsonLines,
+    TextFiles,
+    TokenizerFile,
+    TokenShards,
+)
 from input_pipeline.manifest import Manifest
 from input_pipeline.token_store import StoreRecord
+from input_pipeline.tokenizer_folder import tokenizer_file
 from launch.contract import Finding, Verdict
 from partitioning.planner.decoder_parameters import parameters
 from trainer.base_checks import base_finding, check_base, has_adapters
@@ -142,7 +149,7 @@ def _data(run: RunConfig) -> Iterator[Finding]:
         match source:
             case TokenShards():
                 yield _store(run, StoreRecord.read(pathlib.Path(source.path)))
-            case TextFiles() | JsonLines():
+            case TextFiles() | JsonLines() | Conversations():
                 yield _text(source)
             case _:
                 yield _ok("data", f"{type(source).__name__} has no files of its own")
@@ -150,9 +157,11 @@ def _data(run: RunConfig) -> Iterator[Finding]:
         yield _error("data", f"{type(source).__name__}: {error}")
     except (AttributeError, KeyError, TypeError) as error:
         yield _error("data", f"{type(source).__name__}: manifest.json is damaged ({error!r}).")
-    if isinstance(tokenizer, TokenizerFile) and not pathlib.Path(tokenizer.path).is_file():
-        where = pathlib.Path(tokenizer.path).absolute()
-        yield _error("data", f"TokenizerFile.path={tokenizer.path!r}: no such file ({where}).")
+    if isinstance(tokenizer, TokenizerFile):
+        try:
+            tokenizer_file(pathlib.Path(tokenizer.path))
+        except ValueError as error:
+            yield _error("data", str(error))
 
 
 def _store(run: RunConfig, record: StoreRecord) -> Finding:
@@ -165,7 +174,7 @@ def _store(run: RunConfig, record: StoreRecord) -> Finding:
     return _ok("data", f"{name}, licence {licence}, version {record.digest[:12]}")
 
 
-def _text(source: TextFiles | JsonLines) -> Finding:
+def _text(source: TextFiles | JsonLines | Conversations) -> Finding:
     """Raises ValueError where files or the licence are missing."""
     kind = type(source).__name__
     root = pathlib.Path(source.root)

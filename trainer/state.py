@@ -180,6 +180,13 @@ def shardings(state: Tree) -> Tree:
     return jax.tree.map(lambda leaf: leaf.sharding, state)
 
 
+def parameter_shardings(program: Program, parameters: Tree) -> Tree:
+    """Returns where each of a nested dict of parameters belongs."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: _sharding(path_of(path), leaf, program=program), parameters
+    )
+
+
 def gradient_layout(program: Program, trainable: Tree) -> Tree | None:
     """Returns where gradients live: with the optimizer's state, so that ZeRO-1 reduce-scatters.
 

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from input_pipeline.manifest import Manifest
-from input_pipeline.token_store import write_tokens
+from input_pipeline.token_writer import write_tokens
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 VOCAB = 61

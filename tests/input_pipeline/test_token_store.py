@@ -1,5 +1,7 @@
 """Token shards read back exactly, notice damage, and are cheap to hand to a worker."""
 
+import itertools
+import json
 import pickle
 import shutil
 
@@ -9,29 +11,25 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from input_pipeline.manifest import Manifest
-from input_pipeline.token_store import (
-    SplitWriter,
-    StoreRecord,
-    TokenStore,
-    ranges,
-    token_dtype,
-    write_tokens,
-)
+from input_pipeline.token_store import StoreRecord, TokenStore, ranges
+from input_pipeline.token_writer import SplitWriter, write_tokens
 
 DOCUMENTS = st.lists(st.lists(st.integers(0, 299), max_size=9), max_size=12)
 
 
-def written(folder, documents, *, parts=1, vocab=300, shard=1 << 28) -> StoreRecord:
+def written(folder, documents, *, parts=1, vocab=300, shard=1 << 28, weights=None) -> StoreRecord:
     writer = SplitWriter(folder, split="train", vocab_size=vocab, shard_tokens=shard)
     for start in range(0, len(documents), parts):
         some = documents[start : start + parts]
         tokens = np.array([t for document in some for t in document], np.int64)
-        writer.append(tokens, lengths=np.array([len(d) for d in some], np.int64))
-    record = StoreRecord(
-        manifest=Manifest(name="test", source="test", licence="CC0-1.0", files=()),
+        learned = None
+        if weights is not None:
+            learned = np.array([w for one in weights[start : start + parts] for w in one], bool)
+        writer.append(tokens, lengths=np.array([len(d) for d in some], np.int64), weights=learned)
+    record = StoreRecord.of(
+        Manifest(name="test", source="test", licence="CC0-1.0", files=()),
         tokenizer=None,
         vocab_size=vocab,
-        dtype=token_dtype(vocab).str,
         splits={"train": writer.finish(text_bytes=7)},
     )
     record.write(folder)
@@ -56,6 +54,53 @@ def test_documents_read_back_in_any_order(tmp_path_factory, documents, parts, sh
     edges = np.cumsum([0, *(len(d) for d in documents)])
     starts = np.cumsum([0, *(s.entries for s in record.splits["train"].shards)])
     assert set(starts.tolist()) <= set(edges.tolist())
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(documents=DOCUMENTS, parts=st.integers(1, 4), shard=st.integers(1, 12), data=st.data())
+def test_weights_read_back_beside_their_tokens(
+    tmp_path_factory, documents, parts, shard, data
+) -> None:
+    count = sum(map(len, documents))
+    flat = data.draw(st.lists(st.integers(0, 1), min_size=count, max_size=count))
+    edges = np.cumsum([0, *map(len, documents)]).tolist()
+    weights = [flat[a:b] for a, b in itertools.pairwise(edges)]
+    folder = tmp_path_factory.mktemp("store")
+    record = written(folder, documents, parts=parts, shard=shard, weights=weights)
+    assert StoreRecord.read(folder) == record
+    store = TokenStore(folder, split="train", verify=True)
+    assert store.weights(np.arange(count)).tolist() == flat
+    if documents:
+        assert store.split.learned == sum(flat)
+        assert record.version == 2
+
+
+def test_weights_are_part_of_the_digest_and_stores_without_them_keep_theirs(tmp_path) -> None:
+    documents = [[1, 2, 3]]
+    digests = [
+        written(tmp_path / str(number), documents, weights=weights).digest
+        for number, weights in enumerate([None, [[0, 1, 1]], [[0, 0, 1]]])
+    ]
+    assert len(set(digests)) == 3
+    # As it was before stores had weights.
+    assert digests[0] == "1773fa736f8c2e7bffe6d65d91b2cac2fda172e9b7559363ea57fac085b1efda"
+    value = json.loads((tmp_path / "0" / "manifest.json").read_text())
+    assert "weights" not in value["splits"]["train"]
+
+
+def test_documents_with_and_without_weights_do_not_mix(tmp_path) -> None:
+    one = {"tokens": np.array([1, 2]), "lengths": np.array([2])}
+    weights = np.array([False, True])
+    bare = SplitWriter(tmp_path / "bare", split="train", vocab_size=9)
+    bare.append(**one)
+    with pytest.raises(ValueError, match="have weights; those before them have none"):
+        bare.append(**one, weights=weights)
+    weighted = SplitWriter(tmp_path / "weighted", split="train", vocab_size=9)
+    weighted.append(**one, weights=weights)
+    with pytest.raises(ValueError, match="have no weights; those before them have"):
+        weighted.append(**one)
+    with pytest.raises(ValueError, match="2 tokens, but 1 weights"):
+        weighted.append(**one, weights=weights[:1])
 
 
 @pytest.mark.parametrize(("vocab", "kind"), [(65_536, "<u2"), (65_537, "<u4")])
@@ -103,9 +148,9 @@ def test_the_digest_covers_every_token_and_the_manifest(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "delete"])
-@pytest.mark.parametrize("name", ["tokens-00000.bin", "offsets.bin"])
+@pytest.mark.parametrize("name", ["tokens-00000.bin", "offsets.bin", "weights-00000.bin"])
 def test_damage_is_named(tmp_path, damage, name) -> None:
-    written(tmp_path, [[1, 2, 3]])
+    written(tmp_path, [[1, 2, 3]], weights=[[0, 1, 1]])
     path = tmp_path / "train" / name
     content = bytearray(path.read_bytes())
     content[0] ^= 4

@@ -17,7 +17,7 @@ from input_pipeline.data_config import Bytes, TextFiles, TrainedBpe
 from input_pipeline.source import split_ragged
 from input_pipeline.token_store import StoreRecord, TokenStore
 from input_pipeline.tokenization import prepare_in_cache, read_baselines
-from input_pipeline.tokenizer import tokenizer_from_json
+from input_pipeline.tokenizer_files import tokenizer_from_json
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -117,15 +117,15 @@ def test_processes_that_prepare_at_once_all_get_it_and_leave_nothing_else(text, 
 KILLED = """
 import os, sys
 from pathlib import Path
-from input_pipeline import token_store, tokenization
+from input_pipeline import token_writer, tokenization
 from input_pipeline.data_config import Bytes, TextFiles
 
 text = TextFiles(root=sys.argv[1], licence="CC0-1.0", held_out=0.3)
-finish = token_store.SplitWriter.finish
+finish = token_writer.SplitWriter.finish
 def die(self, **options):
     finish(self, **options)
     os.kill(os.getpid(), 9)
-token_store.SplitWriter.finish = die
+token_writer.SplitWriter.finish = die
 tokenization.prepare_in_cache(text, tokenizer=Bytes(), cache_dir=Path(sys.argv[2]))
 """
 

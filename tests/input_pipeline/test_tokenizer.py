@@ -10,13 +10,9 @@ from tokenizers import Tokenizer as Raw
 from tokenizers import decoders, models, pre_tokenizers
 
 from input_pipeline.data_config import Bytes, TokenizerFile, TrainedBpe
-from input_pipeline.tokenizer import (
-    ByteTokenizer,
-    Tokenizer,
-    load_tokenizer,
-    tokenizer_from_json,
-    train_bpe,
-)
+from input_pipeline.huggingface_tokenizer import train_bpe
+from input_pipeline.tokenizer import ByteTokenizer, Tokenizer
+from input_pipeline.tokenizer_files import load_tokenizer, tokenizer_from_json
 
 TEXTS = ["the cat sat on the mat", "a naïve café — 日本語", "def f(x):\n    return x\n"] * 5
 

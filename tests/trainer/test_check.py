@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from input_pipeline.manifest import Manifest
-from input_pipeline.token_store import write_tokens
+from input_pipeline.token_writer import write_tokens
 from launch.contract import Finding, RunRecord, Verdict
 from trainer import check, config, config_record, readiness
 from trainer.fleet import cluster_of

@@ -3,7 +3,9 @@
 A multiplication and an addition are two operations; only matrix products count. Of experts the
 chosen ones count, and attention sees no further than its window. Model FLOPs are three forward
 passes (Chowdhery et al., 2022, appendix B); beside adapters, which alone have gradients of their
-own, two. What rematerialisation computes again is hardware FLOPs beside them. Standard library only.
+own, two. What rematerialisation computes again is hardware FLOPs beside them.
+
+Standard library only.
 """
 
 import dataclasses

@@ -1,0 +1,119 @@
+"""The Jinja environment of chat templates. Imports Jinja.
+
+Templates come with models, so they are programs of strangers. What they may do follows
+``transformers`` (utils/chat_template_utils.py): Jinja's immutable sandbox, loop controls, the
+filter ``tojson``, the functions ``raise_exception`` and ``strftime_now``, ``{% generation %}``.
+Beyond that no text may become larger than `LONGEST`, and the date is a given one.
+"""
+
+import datetime
+import json
+from collections.abc import Callable, Sized
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+import jinja2.utils
+
+LONGEST = 1 << 24
+"""Most characters or items of anything that a template makes."""
+FAULTS = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What a faulty template, or one that does not fit a conversation, raises."""
+
+
+class Generation(jinja2.ext.Extension):
+    """``{% generation %}``: puts marks around what the assistant writes.
+
+    Attributes:
+      marks: what goes before and behind it in the next rendering.
+    """
+
+    def __init__(self, environment: jinja2.Environment) -> None:
+        """Called by Jinja."""
+        super().__init__(environment)
+        self.tags = {"generation"}
+        self.marks = ("", "")
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        """Reads one block."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.CallBlock(self.call_method("_marked"), [], [], body).set_lineno(line)
+
+    def _marked(self, caller: Callable[[], str]) -> str:
+        before, behind = self.marks
+        return before + caller() + behind
+
+
+class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """Compiles chat templates."""
+
+    intercepted_binops = frozenset({"*", "**", "+"})
+
+    def __init__(self, *, date: datetime.date | None) -> None:
+        """Makes an environment in which today is ``date``; None knows no date."""
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
+        )
+        self.filters["tojson"] = _to_json
+        self.globals |= {"raise_exception": _raise, "namespace": _Namespace}
+        if date is not None:
+            self.globals["strftime_now"] = date.strftime
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """Computes what could grow without end, if it does not."""
+        size = _size_of(operator, left, right)
+        if size > LONGEST:
+            raise jinja2.sandbox.SecurityError(
+                f"{operator!r} would make something of {size} characters or items; templates may "
+                f"make at most {LONGEST}."
+            )
+        return super().call_binop(context, operator, left, right)
+
+
+def _size_of(operator: str, left: Any, right: Any) -> int:
+    """Returns the length of a text or list, or the decimal digits of a number, at most."""
+    sized = [value for value in (left, right) if isinstance(value, Sized)]
+    if operator == "+":
+        return sum(map(len, sized))
+    if operator == "*":
+        return len(sized[0]) * int(right if sized[0] is left else left) if sized else 0
+    return abs(int(left)).bit_length() * abs(int(right))
+
+
+class _Namespace(jinja2.utils.Namespace):
+    """Holds what a template sets; names of Python's own, such as ``__class__``, it refuses."""
+
+    def __init__(self, *values: Any, **named: Any) -> None:
+        for name in dict(*values, **named):
+            _refuse_private(name)
+        super().__init__(*values, **named)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _refuse_private(name)
+        super().__setitem__(name, value)
+
+
+def _refuse_private(name: str) -> None:
+    if name.startswith("_"):
+        raise jinja2.sandbox.SecurityError(f"a namespace cannot hold {name!r}.")
+
+
+def _raise(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _to_json(value: Any, **options: Any) -> str:
+    """Jinja's own escapes HTML, which no model was trained on."""
+    return json.dumps(value, **{"ensure_ascii": False, **options})
