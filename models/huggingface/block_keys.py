@@ -172,7 +172,8 @@ class Mixture:
             raise keys.refusal(names[0], f"it disagrees with {names[1]}.")
         sparse = self._sparse(keys, layers=layers) if self.mixed else [True] * layers
         renormalize = self.renormalizes or keys.get("norm_topk_prob", bool, default=False)
-        experts = ExpertsConfig(
+        experts = keys.build(
+            ExpertsConfig,
             count=counts.pop(),
             chosen=keys.get("num_experts_per_tok", int),
             mlp_dim=keys.get(self.width, int),

@@ -7,7 +7,7 @@ programs too. Imports neither jax nor flax.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from models.decoder_config import DecoderConfig, RopeScaling
@@ -52,6 +52,13 @@ class Keys:
     def rest(self) -> list[str]:
         """Returns the names nobody asked for."""
         return [name for name in self.content if name not in self.seen]
+
+    def build[Built](self, kind: Callable[..., Built], **fields: Any) -> Built:
+        """Returns ``kind(**fields)``; what that refuses is said to stand in this file."""
+        try:
+            return kind(**fields)
+        except ValueError as error:
+            raise ValueError(f"{self.where}: {error}") from error
 
     def refusal(self, name: str, why: str) -> ValueError:
         """Returns the error that refuses a key's value."""
@@ -132,10 +139,13 @@ class Heads:
     Attributes:
       head_dim: what an absent head_dim means; None derives it.
       kv_heads: what an absent num_key_value_heads means; None takes as many as query heads.
+      divide: whether transformers refuses a width that is no multiple of the heads, though
+        head_dim is given.
     """
 
     head_dim: int | None = None
     kv_heads: int | None = None
+    divide: bool = False
 
     def read(self, keys: Keys) -> Fields:
         """Reads them."""
@@ -148,6 +158,10 @@ class Heads:
 
     def write(self, config: DecoderConfig) -> Fields:
         """Writes head_dim only where it would not be derived: older programs do not know it."""
+        if self.divide and config.embed_dim % config.heads:
+            raise ValueError(
+                f"embed_dim={config.embed_dim} must be a multiple of {config.heads} heads"
+            )
         written = {"num_attention_heads": config.heads, "num_key_value_heads": config.kv_heads}
         derived = config.embed_dim / config.heads
         if self.head_dim is not None or config.head_dim != derived:
@@ -259,12 +273,13 @@ def _scaling(keys: Keys, around: Keys) -> RopeScaling | None:
     if kind == "default":
         return None
     if kind == "linear":
-        return RopeScaling(factor=keys.get("factor", float))
+        return keys.build(RopeScaling, factor=keys.get("factor", float))
     if kind != "llama3":
         name = "rope_type" if "rope_type" in keys.content else "type"
         raise keys.refusal(name, "only 'default', 'linear' and 'llama3' are supported.")
     length = around.get("max_position_embeddings", int, default=0)
-    return RopeScaling(
+    return keys.build(
+        RopeScaling,
         factor=keys.get("factor", float),
         low_frequency_factor=keys.get("low_freq_factor", float),
         high_frequency_factor=keys.get("high_freq_factor", float),
