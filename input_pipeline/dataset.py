@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 
 from input_pipeline.baselines import Baselines
-from input_pipeline.data_config import DataConfig, Split, TokenShards
+from input_pipeline.corpus import open_corpus
+from input_pipeline.data_config import DataConfig, Split, TokenShards, TrainedBpe
 from input_pipeline.manifest import Manifest, digest_of
 from input_pipeline.packing import PLAN_VERSION, PackingPlan, Plan
 from input_pipeline.rows import RowReader
-from input_pipeline.token_store import TokenStore
-from input_pipeline.tokenization import prepare_in_cache, read_baselines
+from input_pipeline.token_store import StoreRecord, TokenStore
+from input_pipeline.tokenization import prepare_in_cache, read_baselines, ready_tokenizer
 from input_pipeline.tokenizer import Tokenizer
 from input_pipeline.tokenizer_files import load_tokenizer, tokenizer_from_json
 from input_pipeline.whole_documents import WholeDocuments
@@ -125,6 +126,27 @@ def build_dataset(config: DataConfig, *, split: Split, cache_dir: Path) -> Datas
     return Dataset(
         store, config=config, split=split, tokenizer=tokenizer, baselines=read_baselines(folder)
     )
+
+
+def dataset_tokenizer(config: DataConfig, *, cache_dir: Path) -> Tokenizer:
+    """Returns the tokenizer of a dataset, without tokenizing the dataset.
+
+    Raises:
+      ValueError: there is none, or it cannot be loaded.
+    """
+    if isinstance(config.source, TokenShards):
+        record = StoreRecord.read(Path(config.source.path))
+        if record.tokenizer is not None:
+            return tokenizer_from_json(record.tokenizer, where=config.source.path)
+    if config.tokenizer is None:
+        raise ValueError(
+            "DataConfig.tokenizer is not set, and the data brings none. Set it, for example to "
+            "@TokenizerFile() with the model's folder as TokenizerFile.path."
+        )
+    if isinstance(config.tokenizer, TrainedBpe):
+        corpus = open_corpus(config.source)
+        return ready_tokenizer(corpus, config=config.tokenizer, cache_dir=cache_dir)
+    return load_tokenizer(config.tokenizer)
 
 
 def _store_folder(config: DataConfig, *, cache_dir: Path) -> Path:

@@ -154,6 +154,8 @@ class AttemptRun:
                 self._beat(self._snapshot())
             self._check_silence(now)
             if self._kill_at is not None and now >= self._kill_at and self._killed_at is None:
+                # Its peers may miss a host sooner than its silence is long enough to count.
+                self._look_for_more(now)
                 self._killed_at = now
                 self._tell(Verb.KILL)
         self._beat(self._snapshot())

@@ -13,6 +13,7 @@ from models.attention import Decoding, KeyValueCache, Tokens
 from models.context import Context
 from models.decoder_config import DecoderConfig
 from models.layers import Dense, RMSNorm, look_up, matmul, normal_parameter, soft_cap, wide
+from models.lora import add_adapters
 from models.stack import INSIDE, RESIDUAL, Auxiliary, Caches, Stack, add_reports
 
 ORDER = ("prefix", "pattern", "suffix")
@@ -44,6 +45,7 @@ class Decoder(nnx.Module):
         rngs, axes = nnx.Rngs(params=head_key), ("embed", "vocab")
         tied = config.tied_embedding
         self.head = None if tied else Dense((D,), (V,), axes=axes, config=config, rngs=rngs)
+        add_adapters(self, config, key=jax.random.fold_in(key, 3))
 
     def __call__(
         self,

@@ -7,6 +7,7 @@ import dataclasses
 from typing import Literal
 
 from models.experts_config import ExpertsConfig
+from models.lora_config import LoraConfig
 from models.remat import Remat
 
 ContextAttention = Literal["all_gather", "ring"]
@@ -113,6 +114,8 @@ class DecoderConfig:
         (faster on CPU); None scans above eight repeats.
       matmul: "int8" and "fp8" compute the blocks' projections in eight bits, forward and backward;
         needs the package qwix. Head, router, attention scores and routed experts keep ``dtype``.
+      lora: low-rank adapters beside kernels of the blocks, which alone are then trained; None has
+        none. See models/lora.py.
       attention: "auto" takes cuDNN's kernel where it exists and XLA elsewhere.
       context_attention: how attention works where the sequence is split over devices:
         "all_gather" brings all keys and values to each, "ring" lets them go round, which holds
@@ -153,6 +156,7 @@ class DecoderConfig:
     remat: str = "none"
     scan_layers: bool | None = None
     matmul: Precision = "default"
+    lora: LoraConfig | None = None
     attention: Literal["auto", "xla", "cudnn"] = "auto"
     context_attention: ContextAttention = "all_gather"
     loss_chunks: int = 1

@@ -2,7 +2,7 @@
 
 Every parameter carries ``logical_axes``, one name per dimension; sharding is data beside the code.
 
-Shape suffixes: B batch, T length, D embed, F mlp, V vocab, I inputs, O outputs.
+Shape suffixes: B batch, T length, D embed, F mlp, V vocab, I inputs, O outputs, R rank.
 """
 
 import functools
@@ -157,6 +157,32 @@ def _here(ids_BT: jax.Array, *, rows: int, axes: tuple[str, ...]) -> jax.Array:
     return jnp.where((ids_BT >= 0) & (ids_BT < rows), ids_BT, rows)
 
 
+class Adapter(nnx.Module):
+    """``scale * (x A) B``, which a layer adds to ``x W`` (LoRA; models/lora.py)."""
+
+    def __init__(self, a: nnx.Param, b: nnx.Param, *, contract: int, scale: float):
+        """Takes ``a`` [*inputs, R], of which ``contract`` are inputs, and ``b`` [R, *outputs]."""
+        self.contract, self.scale = contract, scale
+        self.a, self.b = a, b
+        outputs = b.ndim - (a.ndim - contract)
+        self.inside_a = (*map(_inside, a.logical_axes[-1 - contract : -1]), None)
+        self.inside_b = (None, *map(_inside, b.logical_axes[-outputs:]))
+
+    def __call__(self, x: jax.Array, ctx: Context) -> jax.Array:
+        """[B, T, *inputs] -> [B, T, *outputs] in the dtype of ``x``."""
+        # Everything has its place: matrices this small the partitioner would rather move about.
+        a_IR = ctx.shard(self.a[...].astype(x.dtype), *self.inside_a)
+        b_RO = ctx.shard(self.b[...].astype(x.dtype), *self.inside_b)
+        h_BTR = matmul(x, a_IR, contract=self.contract, ctx=ctx)
+        h_BTR = ctx.shard(h_BTR, "act_batch", "act_length", None)
+        return matmul(h_BTR, b_RO, contract=1, ctx=ctx) * self.scale
+
+
+def _inside(axis: str) -> str | None:
+    """Logical axis of a parameter's dimension where it is used: split as activations are."""
+    return f"act_{axis}" if axis in ("heads", "kv_heads", "mlp") else None
+
+
 class Dense(nnx.Module):
     """``x @ kernel (+ bias)`` over any number of input and output dimensions."""
 
@@ -186,10 +212,13 @@ class Dense(nnx.Module):
             if bias
             else None
         )
+        self.adapter: Adapter | None = None
 
     def __call__(self, x: jax.Array, ctx: Context) -> jax.Array:
-        """[..., *inputs] -> [..., *outputs]."""
+        """[..., *inputs] -> [..., *outputs]; an adapter's products are never in eight bits."""
         y = matmul(x, self.kernel[...], contract=self.contract, ctx=ctx, precision=self.precision)
+        if self.adapter is not None:
+            y = y + self.adapter(x, ctx)
         return y if self.bias is None else y + self.bias[...].astype(y.dtype)
 
 

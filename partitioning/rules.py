@@ -18,6 +18,9 @@ from partitioning.mesh_config import AXES, Candidate, Rule, RulesConfig
 if TYPE_CHECKING:
     from jax.sharding import PartitionSpec
 
+DEFAULTS: tuple[Rule, ...] = (("rank", None),)
+"""Rules that every table has without naming them: the rank of adapters is too small to split."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Resolution:
@@ -110,6 +113,7 @@ def assign(
             f"{name}: {len(axes)} logical axes {tuple(axes)} for shape {tuple(shape)}."
         )
     known = {rule[0]: rule[1:] for rule in rules}
+    known |= {rule[0]: rule[1:] for rule in DEFAULTS if rule[0] not in known}
     _check_names(axes, known=known, name=name)
     taken: set[str] = set()
     chosen: dict[int, tuple[str, ...]] = {}

@@ -34,7 +34,7 @@ from trainer.run_config import LanguageModel, RunConfig
 from trainer.run_directory import Request
 from trainer.size_checks import check_batch, check_expert_count, check_loss_chunks
 from trainer.startup import StartupClock
-from trainer.state import MODEL, abstract_state, gradient_layout
+from trainer.state import abstract_state, gradient_layout
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -213,7 +213,7 @@ def check_layouts(program: Program) -> None:
 
     Gradients live where the optimizer's state would, also if the optimizer keeps none.
     """
-    group = abstract_state(program).groups[MODEL]
+    group = abstract_state(program).groups[program.trained]
     trainable, _ = split_frozen(group.parameters, group.frozen)
     gradient_layout(program, trainable)
 

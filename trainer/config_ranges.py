@@ -100,6 +100,8 @@ RANGES: Mapping[str, Range] = {
     "ExpertsConfig.z_weight": NOT_NEGATIVE,
     "ExpertsConfig.capacity": POSITIVE,
     "ExpertsConfig.buffer": POSITIVE,
+    "LoraConfig.rank": SIZE,
+    "LoraConfig.alpha": POSITIVE,
     "MeshConfig.data": AXIS,
     "MeshConfig.stage": AXIS,
     "MeshConfig.fsdp": AXIS,
@@ -162,7 +164,12 @@ RANGES: Mapping[str, Range] = {
 """Field -> range; a class has the entries of its bases. None is no number and always passes."""
 
 PATTERNS = frozenset(
-    {"TrainConfig.frozen", "OptimizerConfig.decay_exclude", "OptimizerConfig.groups"}
+    {
+        "TrainConfig.frozen",
+        "LoraConfig.targets",
+        "OptimizerConfig.decay_exclude",
+        "OptimizerConfig.groups",
+    }
 )
 """Fields whose elements are, or begin with, a regular expression."""
 

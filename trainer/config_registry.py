@@ -3,7 +3,7 @@
 from typing import Any
 
 from input_pipeline import data_config
-from models import decoder_config, experts_config
+from models import decoder_config, experts_config, lora_config
 from partitioning import mesh_config
 from trainer import optimizer_config, run_config
 
@@ -17,6 +17,7 @@ CONFIGURABLES: tuple[type, ...] = (
     decoder_config.DecoderConfig,
     decoder_config.RopeScaling,
     experts_config.ExpertsConfig,
+    lora_config.LoraConfig,
     mesh_config.MeshConfig,
     mesh_config.RulesConfig,
     mesh_config.PipelineConfig,

@@ -24,7 +24,7 @@ from trainer.flops import step_flops
 from trainer.paths import leaves
 from trainer.program import Program
 from trainer.run_config import LanguageModel, RunConfig
-from trainer.state import abstract_batch, abstract_state, off_devices
+from trainer.state import abstract_batch, abstract_state, saved
 
 _STATE = {"parameters": "parameters", "optimizer": "optimizer_state", "average": "average"}
 _OTHER = "other"
@@ -132,8 +132,8 @@ def for_cpu(run: RunConfig) -> tuple[RunConfig, tuple[Finding, ...]]:
 
 
 def checkpoint_bytes(program: Program) -> int:
-    """Returns the bytes of the whole state, as a checkpoint holds it uncompressed."""
-    state = off_devices(abstract_state(program), program)
+    """Returns the bytes of the saved state, as a checkpoint holds it uncompressed."""
+    state = saved(abstract_state(program), program)
     return sum(leaf.dtype.itemsize * math.prod(leaf.shape) for leaf in jax.tree.leaves(state))
 
 

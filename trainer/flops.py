@@ -1,7 +1,8 @@
 """Floating-point operations of a step, counted from the traced program.
 
 Training costs three forward passes: one forward, two for the gradients of both factors of every
-product. What rematerialisation computes again is not counted, as is usual for model FLOPs
+product. Where only adapters are trained, the other parameters have no gradient, and their products
+cost two. What rematerialisation computes again is not counted, as is usual for model FLOPs
 utilisation (MFU; Chowdhery et al., 2022, appendix B). A multiplication and an addition are two
 operations; only matrix products are counted. Of a mixture of experts the chosen experts count, by
 formula, whatever is computed besides to fill buffers.
@@ -18,8 +19,9 @@ from jax.extend import core
 
 from models.context import Context
 from trainer.hardware import peak_flops
+from trainer.paths import leaves, split_adapters
 from trainer.program import Program
-from trainer.state import MODEL, abstract_batch, abstract_state
+from trainer.state import abstract_batch, abstract_state, whole
 
 Convention = Literal["causal", "full"]
 
@@ -48,7 +50,7 @@ class StepFlops:
 def step_flops(program: Program, *, rows: int, length: int) -> StepFlops:
     """Counts a training step on ``rows`` rows of ``length`` tokens; traces, compiles nothing."""
     batch = abstract_batch(program, rows=rows, length=length)
-    group = abstract_state(program).groups[MODEL]
+    group = whole(abstract_state(program), program)
 
     def forward(parameters: Any, variables: Any, batch: Any) -> jax.Array:
         model = nnx.merge(program.graph, parameters, variables)
@@ -61,7 +63,12 @@ def step_flops(program: Program, *, rows: int, length: int) -> StepFlops:
         program.task.attention_flops(rows=rows, length=length, causal=causal)
         for causal in (False, True)
     )
-    return StepFlops(products=3 * products, attention_full=3 * full, attention_causal=3 * causal)
+    adapters = leaves(split_adapters(group.parameters)[0]).values()
+    # What adapters leave as it is has no gradient of its own: two passes, not three.
+    trained = 2.0 * rows * length * sum(leaf.size for leaf in adapters) if adapters else products
+    return StepFlops(
+        products=2 * products + trained, attention_full=3 * full, attention_causal=3 * causal
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import numpy as np
 from absl import logging
 
 from input_pipeline.placement import DevicePrefetcher
@@ -27,8 +26,9 @@ from trainer.metrics.jsonl import JsonlWriter, read_rows
 from trainer.metrics.mirror import Mirrored, fetch
 from trainer.metrics.tensorboard import TensorBoardWriter
 from trainer.metrics.writer import Kind, MetricWriter, Several, Thinned
+from trainer.prompts import text_prompt
 from trainer.run import Run, compile_ahead, read_step
-from trainer.sampling import sample
+from trainer.sampling import Sampling, generate
 from trainer.state import TrainState
 from trainer.step import build_eval_step
 
@@ -280,12 +280,10 @@ def _show_sample(run: Run, state: TrainState) -> None:
     count, tokenizer = run.config.evaluation.sample_tokens, run.data.tokenizer
     if not count or tokenizer is None:
         return
-    start = [] if tokenizer.bos is None else [tokenizer.bos]
-    prompt = np.concatenate(
-        [np.array(start, np.int32), tokenizer.encode_batch([PROMPT.encode()])[0]]
-    )
-    tokens = sample(run.program, state, prompt=prompt.astype(np.int32), count=count)
-    run.say(f"Sample:\n{PROMPT}{tokenizer.decode(tokens)}")
+    sampling = Sampling(count=count, temperature=0.8)
+    prompts = [text_prompt(PROMPT, tokenizer=tokenizer)]
+    (found,) = generate(run.program, state, prompts, sampling=sampling)
+    run.say(f"Sample:\n{PROMPT}{tokenizer.decode(found.tokens)}")
 
 
 def _next(run: Run) -> str:

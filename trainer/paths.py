@@ -1,6 +1,6 @@
 """Names of leaves: a tree of arrays as paths such as ``stacks/pattern/blocks/0/mlp/up/kernel``.
 
-Frozen parameters are taken out of a tree, and put back, by patterns of these paths.
+Frozen parameters and adapters are taken out of a tree, and put back, by patterns of these paths.
 """
 
 import re
@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+
+from models.lora_config import is_adapter
 
 Tree = Any
 
@@ -57,9 +59,15 @@ def split_frozen(
         raise ValueError(
             f"TrainConfig.frozen={frozen} matches every parameter: nothing is trained."
         )
-    parts = ({p: v for p, v in flat.items() if (p in fixed) == kept} for kept in (False, True))
-    trainable, kept = (nest(part) for part in parts)
-    return trainable, kept
+    return _parted(flat, fixed)
+
+
+def split_adapters(
+    parameters: Tree, *, is_leaf: Callable[[Any], bool] | None = None
+) -> tuple[Tree, Tree]:
+    """Splits a nested dict into (adapters, all others); ``merge_frozen`` undoes it."""
+    flat = leaves(parameters, is_leaf=is_leaf)
+    return _parted(flat, {path for path in flat if not is_adapter(path)})
 
 
 def merge_frozen(trainable: Tree, frozen: Tree) -> Tree:
@@ -67,6 +75,12 @@ def merge_frozen(trainable: Tree, frozen: Tree) -> Tree:
     if not frozen:
         return trainable
     return nest(leaves(trainable) | leaves(frozen))
+
+
+def _parted(flat: Mapping[str, Any], fixed: set[str]) -> tuple[Tree, Tree]:
+    parts = ({p: v for p, v in flat.items() if (p in fixed) == kept} for kept in (False, True))
+    trainable, kept = (nest(part) for part in parts)
+    return trainable, kept
 
 
 def _name(key: Any) -> str:

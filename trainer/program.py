@@ -9,15 +9,19 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh
 
+from models.lora_config import is_adapter
 from partitioning.activations import Activations
 from partitioning.mesh_config import PipelineConfig, RulesConfig
 from partitioning.rules import activation_rules, check_rules
 from partitioning.schedules import layer_order
 from trainer.language_model import LanguageModelTask
 from trainer.optimizers import Schedule, build_optimizer, build_schedule
-from trainer.paths import path_of, split_frozen
+from trainer.paths import path_of, split_adapters, split_frozen
 from trainer.run_config import LanguageModel, RunConfig, TaskConfig, TrainConfig
 from trainer.task import PipelinedTask, Task
+
+MODEL, ADAPTERS = "model", "adapters"
+"""Groups of the state."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,6 +53,11 @@ class Program:
     graph: nnx.GraphDef
     axes: dict[str, tuple[tuple[str, ...], tuple[int, ...]]]
     offload: bool = False
+
+    @property
+    def trained(self) -> str:
+        """The group of the state that is trained: adapters, where the model has any."""
+        return ADAPTERS if any(map(is_adapter, self.axes)) else MODEL
 
     @property
     def stages(self) -> int:
@@ -110,9 +119,9 @@ def build_program(run: RunConfig, *, task: Task, mesh: Mesh) -> Program:
     named = jax.tree_util.tree_map_with_path(
         lambda path, _: axes[path_of(path)][0], nnx.to_pure_dict(parameters)
     )
-    trainable, _ = split_frozen(
-        named, run.train.frozen, is_leaf=lambda node: isinstance(node, tuple)
-    )
+    is_axes = lambda node: isinstance(node, tuple)  # noqa: E731
+    adapters, _ = split_adapters(named, is_leaf=is_axes)
+    trainable, _ = split_frozen(adapters or named, run.train.frozen, is_leaf=is_axes)
     return Program(
         task=task,
         mesh=mesh,

@@ -72,12 +72,6 @@ def check_stages(config: RunConfig, *, stages: int, repeats: int) -> None:
     if repeats % (stages * chunks):
         raise ValueError(_uneven(repeats, stages=stages, chunks=chunks))
     check_microbatches(stages=stages, chunks=chunks, microbatches=config.train.microbatches)
-    if config.evaluation.sample_tokens:
-        raise ValueError(
-            f"EvaluationConfig.sample_tokens={config.evaluation.sample_tokens}: a pipeline of "
-            f"{stages} stages cannot continue a text token by token. Set it to 0 and sample from "
-            "the checkpoint on a mesh with MeshConfig.stage=1."
-        )
 
 
 def check_processes(*, devices: int, processes: int) -> None:

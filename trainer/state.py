@@ -14,15 +14,15 @@ import optax
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
+from models.lora_config import NOT_ADAPTERS
 from partitioning import table
 from partitioning.mesh import axis_sizes
 from partitioning.mesh_config import Rule
 from partitioning.rules import Resolution, optimizer_rules, resolve
-from trainer.paths import leaves, nest, path_of, split_frozen
-from trainer.program import Program
+from trainer.paths import leaves, merge_frozen, nest, path_of, split_adapters, split_frozen
+from trainer.program import MODEL, Program
 
 Tree = Any
-MODEL = "model"
 HOST: Literal["pinned_host"] = "pinned_host"
 """Memory in which an offloaded optimizer's state waits."""
 
@@ -61,7 +61,9 @@ class TrainState:
     Attributes:
       step: int32, optimizer steps done.
       nonfinite: int32, consecutive steps that were skipped for non-finite gradients.
-      groups: named groups; a plain run has one, "model".
+      groups: named groups. A plain run has one, "model", which is trained. Where the model has
+        adapters, these are the group that is trained, and "model" is what they adapt, which no
+        step changes: it has neither optimizer state nor average, and is not saved.
     """
 
     step: jax.Array
@@ -74,17 +76,58 @@ def create_state(program: Program) -> TrainState:
     model = program.task.init(jax.random.key(program.train.parameter_seed))
     _, parameters, variables = nnx.split(model, nnx.Param, ...)
     parameters = on_devices(nnx.to_pure_dict(parameters), program)
-    trainable, _ = split_frozen(parameters, program.train.frozen)
-    average = first_average(parameters) if program.train.ema_decay is not None else None
+    adapters, fixed = split_adapters(parameters)
+    trained = adapters or parameters
+    trainable, _ = split_frozen(trained, program.train.frozen)
+    average = first_average(trained) if program.train.ema_decay is not None else None
     group = Group(
-        parameters=parameters,
+        parameters=trained,
         variables=nnx.to_pure_dict(variables),
         optimizer=program.optimizer.init(trainable),
         average=average,
         frozen=program.train.frozen,
     )
     zero = jnp.zeros((), jnp.int32)
-    return TrainState(step=zero, nonfinite=zero, groups={MODEL: group})
+    base = Group(parameters=fixed, variables={}, optimizer=(), average=None)
+    # A plain run's only group takes the base's place.
+    groups = {MODEL: base, program.trained: group}
+    return TrainState(step=zero, nonfinite=zero, groups=groups)
+
+
+def whole(state: TrainState, program: Program, *, scored: bool = False) -> Group:
+    """Returns the group that is trained with all of the model's parameters in it.
+
+    Those of another group are frozen. ``scored`` takes what evaluation and sampling use.
+    """
+    group = state.groups[program.trained]
+    if scored:
+        group = dataclasses.replace(group, parameters=group.scored())
+    if program.trained == MODEL:
+        return group
+    return dataclasses.replace(
+        group,
+        parameters=merge_frozen(group.parameters, state.groups[MODEL].parameters),
+        frozen=(NOT_ADAPTERS, *group.frozen),
+    )
+
+
+def saved(state: TrainState, program: Program) -> TrainState:
+    """Returns the part of the state that checkpoints hold: without what is only read."""
+    groups = {program.trained: state.groups[program.trained]}
+    return dataclasses.replace(state, groups=groups)
+
+
+def with_parameters(state: TrainState, parameters: Tree, program: Program) -> TrainState:
+    """Returns the state with other parameters of the group "model", as they lie on devices.
+
+    The state may be one that ``saved`` returned. An average starts from them if they are trained.
+    """
+    group = state.groups.get(MODEL)
+    if group is None:
+        group = Group(parameters=parameters, variables={}, optimizer=(), average=None)
+    average = None if group.average is None else first_average(parameters)
+    group = dataclasses.replace(group, parameters=parameters, average=average)
+    return dataclasses.replace(state, groups={**state.groups, MODEL: group})
 
 
 def first_average(parameters: Tree) -> Tree:
@@ -115,7 +158,7 @@ def abstract_state(program: Program) -> TrainState:
 
 def parameter_rows(program: Program) -> list[table.Row]:
     """Returns the printed table's rows: every parameter, with the rules that gave way."""
-    parameters = abstract_state(program).groups[MODEL].parameters
+    parameters = whole(abstract_state(program), program).parameters
     return [
         table.row_of(name, leaf, note="; ".join(_resolution(name, leaf, program=program).notes))
         for name, leaf in leaves(parameters).items()
@@ -135,6 +178,13 @@ def abstract_batch(program: Program, *, rows: int, length: int) -> dict[str, jax
 def shardings(state: Tree) -> Tree:
     """Returns the shardings of a (possibly abstract) state."""
     return jax.tree.map(lambda leaf: leaf.sharding, state)
+
+
+def parameter_shardings(program: Program, parameters: Tree) -> Tree:
+    """Returns where each of a nested dict of parameters belongs."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: _sharding(path_of(path), leaf, program=program), parameters
+    )
 
 
 def gradient_layout(program: Program, trainable: Tree) -> Tree | None:
@@ -176,13 +226,16 @@ def off_devices(state: Tree, program: Program) -> Tree:
 
 
 def to_portable(state: TrainState, program: Program) -> Tree:
-    """Returns the state as checkpoints hold it: nested dicts with string keys, repeats in order."""
-    return nest(leaves(off_devices(state, program)))
+    """Returns the state as checkpoints hold it: nested dicts with string keys, repeats in order.
+
+    Of a state with adapters only what is ``saved``.
+    """
+    return nest(leaves(off_devices(saved(state, program), program)))
 
 
 def from_portable(portable: Tree, like: TrainState, program: Program) -> TrainState:
-    """Undoes ``to_portable``; ``like`` gives the structure."""
-    flat = leaves(portable)
+    """Undoes ``to_portable``; ``like`` gives the structure, of which what is ``saved`` comes."""
+    flat, like = leaves(portable), saved(like, program)
     state = jax.tree_util.tree_map_with_path(lambda path, _: flat[path_of(path)], like)
     return on_devices(state, program)
 

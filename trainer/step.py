@@ -6,7 +6,6 @@ the gradient does not depend on how the batch is cut into microbatches.
 Shape suffixes: B global batch rows, M microbatches, T length.
 """
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -24,13 +23,13 @@ from trainer.pipeline import pipelined_gradients, pipelined_sums
 from trainer.program import Program
 from trainer.state import (
     HOST,
-    MODEL,
     Group,
     TrainState,
     abstract_state,
     gradient_layout,
     optimizer_in,
     shardings,
+    whole,
 )
 from trainer.task import Batch, Metrics, Sums
 
@@ -39,24 +38,26 @@ def build_train_step(program: Program) -> jax.stages.Wrapped:
     """Returns the jitted train step, (state, batch) -> (state, metrics); the state is donated.
 
     Metrics: ``loss`` (mean per weight), ``weight``, ``grad_norm`` (before clipping),
-    ``param_norm`` (after the update), ``learning_rate``, ``nonfinite`` (consecutive skipped
-    steps) and ``sums``, the task's own metrics summed over the batch.
+    ``param_norm`` (after the update, of the group that is trained), ``learning_rate``,
+    ``nonfinite`` (consecutive skipped steps) and ``sums``, the task's own metrics summed over the
+    batch.
     """
     abstract = abstract_state(program)
     layout = shardings(abstract)
-    like = abstract.groups[MODEL]
+    like = abstract.groups[program.trained]
     gradients_at = gradient_layout(program, split_frozen(like.parameters, like.frozen)[0])
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Any]]:
         # Before the branch below: inside it each leaf would need room for both of its copies.
-        group = optimizer_in("device", state.groups[MODEL], like)
-        trainable, frozen = split_frozen(group.parameters, group.frozen)
+        group = optimizer_in("device", state.groups[program.trained], like)
+        model = whole(state, program)
 
         parts = cut_microbatches(batch, program.train.microbatches)
         if program.stages > 1:
-            found, gradients = pipelined_gradients(program, group, parts, step=state.step)
+            found, gradients = pipelined_gradients(program, model, parts, step=state.step)
         else:
-            held = (frozen, group.variables, state.step)
+            trainable, frozen = split_frozen(model.parameters, model.frozen)
+            held = (frozen, model.variables, state.step)
             found, gradients = _accumulate(program, (trainable, held), parts, layout=gradients_at)
         total, weight, sums = found
         scale = 1.0 / jnp.maximum(weight, 1e-9)
@@ -89,8 +90,8 @@ def build_train_step(program: Program) -> jax.stages.Wrapped:
             "nonfinite": nonfinite,
             "sums": sums,
         }
-        stepped = TrainState(step=state.step + 1, nonfinite=nonfinite, groups={MODEL: new})
-        return stepped, metrics
+        groups = {**state.groups, program.trained: new}
+        return TrainState(step=state.step + 1, nonfinite=nonfinite, groups=groups), metrics
 
     return jax.jit(train_step, donate_argnums=0, out_shardings=(layout, None))
 
@@ -102,13 +103,12 @@ def build_eval_step(program: Program) -> jax.stages.Wrapped:
     """
 
     def eval_step(state: TrainState, batch: Batch) -> Metrics:
-        group = state.groups[MODEL]
+        group = whole(state, program, scored=True)
         if program.stages > 1:
-            scored = dataclasses.replace(group, parameters=group.scored())
             parts = cut_microbatches(batch, program.train.microbatches)
-            total, weight, metrics = pipelined_sums(program, scored, parts)
+            total, weight, metrics = pipelined_sums(program, group, parts)
         else:
-            model = nnx.merge(program.graph, group.scored(), group.variables)
+            model = nnx.merge(program.graph, group.parameters, group.variables)
             ctx = Context(shard=program.shard)
             total, weight, metrics = program.task.loss(model, batch, ctx=ctx)
         return {"loss": total, "weight": weight, **metrics}

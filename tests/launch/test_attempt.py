@@ -56,10 +56,12 @@ class ScriptedGang:
 class Attempt:
     """An attempt on hosts h0, h1, ... with one rank each."""
 
-    def __init__(self, *scripts: list[str], unreachable: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, *scripts: list[str], unreachable: tuple[str, ...] = (), lost_after_s: float = 1.0
+    ) -> None:
         names = [f"h{index}" for index in range(len(scripts))]
         self.gang = ScriptedGang(dict(zip(names, scripts, strict=True)), unreachable)
-        watchdog = Watchdog(beat_s=Seconds(0.1), lost_after_s=Seconds(1.0))
+        watchdog = Watchdog(beat_s=Seconds(0.1), lost_after_s=Seconds(lost_after_s))
         self.job = Job(
             run_id="r",
             spec=JobSpec(
@@ -168,6 +170,16 @@ def test_hosts_that_are_cut_off_together_are_lost_together():
     silent = [[READY, "wait"] for _ in range(3)]
     attempt = Attempt([READY, "hear kill HOST", DONE], *silent, unreachable=("h1", "h2", "h3"))
     assert attempt.run().banned == ("h1", "h2", "h3")
+
+
+@pytest.mark.parametrize("code", [85, 70])
+def test_a_host_is_lost_although_its_peers_end_before_its_silence_is_long_enough(code: int):
+    ended = [READY, exited(0, code, cascade=code == 85), "hear kill HOST", DONE]
+    attempt = Attempt(ended, [READY, "wait"], unreachable=("h1",), lost_after_s=60.0)
+    attempt_ended = attempt.run()
+    assert attempt_ended.banned == ("h1",)
+    if code == 85:  # one that failed by itself before is a cause of its own
+        assert (attempt_ended.reason.cause, attempt_ended.reason.host) == ("HostLost", "h1")
 
 
 def test_an_agent_that_dies_before_a_word_is_named():

@@ -90,7 +90,8 @@ def _attention(
             _project(config, block, name, x_TD, head if name == "query" else head // share)
             for name in ("query", "key", "value")
         )
-        q_TK, k_TK = (_rotate(config, each, positions) for each in (q_TK, k_TK))
+        own = config.local_rope_base if window is not None else None
+        q_TK, k_TK = (_rotate(config, each, positions, own) for each in (q_TK, k_TK))
         mixed_TK = np.zeros_like(q_TK)
         for t in tokens:
             seen = [
@@ -101,7 +102,8 @@ def _attention(
                 and (window is None or positions[t] - positions[s] < window)
             ]
             if seen:
-                scores = k_TK[seen] @ q_TK[t] / math.sqrt(q_TK.shape[-1])
+                scale = config.attention_scale or 1 / math.sqrt(q_TK.shape[-1])
+                scores = k_TK[seen] @ q_TK[t] * scale
                 scores = np.exp(_cap(scores, config.attention_soft_cap))
                 mixed_TK[t] = (scores / scores.sum()) @ v_TK[seen]
         out_TD += mixed_TK @ block["attention/out/kernel"][head]
@@ -117,12 +119,12 @@ def _project(config: DecoderConfig, block: Parameters, name: str, x_TD, head: in
     return y_TK
 
 
-def _rotate(config: DecoderConfig, x_TK: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """Turns the pair (i, i + K/2) as one complex number."""
+def _rotate(config: DecoderConfig, x_TK: np.ndarray, positions, own_base) -> np.ndarray:
+    """Turns the pair (i, i + K/2) as one complex number; a base of its own is not scaled."""
     half = x_TK.shape[-1] // 2
     turned = np.empty_like(x_TK)
     for i in range(half):
-        frequency = _frequency(config, i / half)
+        frequency = own_base ** (-i / half) if own_base else _frequency(config, i / half)
         pair = (x_TK[:, i] + 1j * x_TK[:, i + half]) * np.exp(1j * frequency * positions)
         turned[:, i], turned[:, i + half] = pair.real, pair.imag
     return turned
@@ -133,6 +135,8 @@ def _frequency(config: DecoderConfig, exponent: float) -> float:
     scaling = config.rope_scaling
     if scaling is None:
         return frequency
+    if scaling.original_length is None:
+        return frequency / scaling.factor
     turns = scaling.original_length * frequency / (2 * math.pi)
     if turns > scaling.high_frequency_factor:
         return frequency

@@ -10,6 +10,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from models.context_attention import attend_over_context
+from models.decoder_config import RopeScaling
 from partitioning import attention_pair
 from partitioning.activations import Activations
 from partitioning.attention_pair import ScoreRules, Tokens
@@ -19,7 +20,7 @@ from partitioning.mesh_config import MeshConfig, RulesConfig
 from partitioning.ring import edges_of_halves, visible_halves
 from partitioning.rules import activation_rules
 from partitioning.sequence_layout import dealt_columns
-from trainer.certificate import programs
+from trainer.certificate import one_step, programs
 from trainer.certificate.one_step import fast_compilation
 from trainer.state import init_state
 from trainer.step import build_train_step
@@ -261,3 +262,25 @@ def test_a_step_in_bfloat16_compiles(way, mesh):
     program = programs.program(model, mesh=mesh, rules=programs.rules("cp"))
     _, metrics = build_train_step(program)(init_state(program), programs.batch("packed"))
     assert np.isfinite(metrics["loss"])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_scores_have_their_scale_and_local_blocks_their_frequencies_on_split_rows(way):
+    gemma3 = {
+        "layers": 2,
+        "pattern": ("local", "global"),
+        "window": 5,
+        "attention_scale": 0.17,
+        "local_rope_base": 20.0,
+        "rope_scaling": RopeScaling(factor=8.0),
+    }
+    case = one_step.Case(
+        name="gemma-3",
+        rules="cp",
+        mesh=MeshConfig(context=4),
+        model=tuple(gemma3.items()),
+        execution=(("context_attention", way),),
+    )
+    whole, split = one_step.on_one_device(case.reference()), one_step.outcome(case)
+    for path, gradient in whole.gradients.items():
+        np.testing.assert_allclose(split.gradients[path], gradient, rtol=1e-9, atol=1e-12)

@@ -48,6 +48,17 @@ VARIATIONS = {
         "attention_soft_cap": 50.0,
         "logits_soft_cap": 30.0,
     },
+    "gemma-3": {
+        "layers": 5,
+        "pattern": ("local", "global"),
+        "suffix": ("local",),
+        "window": 4,
+        "qk_norm": True,
+        "rope_base": 500.0,
+        "rope_scaling": RopeScaling(factor=8.0),
+        "local_rope_base": 20.0,
+        "attention_scale": 0.17,
+    },
     "prefix and suffix": {
         "layers": 7,
         "prefix": ("global",),
@@ -97,6 +108,9 @@ def test_logits_equal_the_numpy_reference(name):
     "change",
     [
         {"rope_base": 9_999.0},
+        {"local_rope_base": 9_999.0},
+        {"rope_scaling": RopeScaling(factor=1.001)},
+        {"attention_scale": 0.51},
         {"window": 4},
         {"norm_eps": 2e-5},
         {"attention_soft_cap": 2.1},
@@ -197,7 +211,7 @@ def test_what_stands_in_padding_never_changes_a_real_token():
     assert np.isfinite(found).all()
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma-2", "scanned prefix and suffix"])
+@pytest.mark.parametrize("name", ["llama", "gemma-3", "scanned prefix and suffix"])
 @pytest.mark.parametrize("prompt", [1, 5])
 def test_decoding_with_caches_equals_the_forward_pass_position_by_position(name, prompt):
     model = decoders.build(programs.decoder(**VARIATIONS[name]))
@@ -290,6 +304,19 @@ def test_a_published_model_has_its_published_number_of_parameters(name):
 def test_an_impossible_decoder_is_refused_before_anything_is_built(change, message):
     with pytest.raises(ValueError, match=message):
         programs.decoder(**change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"high_frequency_factor": None}, "or none of them, which divides all frequencies"),
+        ({"low_frequency_factor": 4.0}, "low_frequency_factor=4.0 must be less than"),
+    ],
+    ids=str,
+)
+def test_impossible_scaling_of_frequencies_is_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(LLAMA3, **change)
 
 
 def test_the_configuration_imports_neither_jax_nor_flax():

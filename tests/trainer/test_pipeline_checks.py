@@ -15,7 +15,7 @@ from trainer.run_config import LanguageModel
 from trainer.size_checks import check_batch
 
 
-def check(*, stages, chunks=1, microbatches=8, layers=8, batch=64, sample=0, rules="pp", data=1):
+def check(*, stages, chunks=1, microbatches=8, layers=8, batch=64, rules="pp", data=1):
     run = programs.load(rules=rules)
     run = dataclasses.replace(
         run,
@@ -24,7 +24,6 @@ def check(*, stages, chunks=1, microbatches=8, layers=8, batch=64, sample=0, rul
         task=LanguageModel(model=programs.decoder(layers=layers, param_dtype="float32")),
         train=dataclasses.replace(run.train, microbatches=microbatches),
         data=dataclasses.replace(run.data, global_batch=batch),
-        evaluation=dataclasses.replace(run.evaluation, sample_tokens=sample),
     )
     devices = jax.devices()[: math.prod(getattr(run.mesh, axis) for axis in AXES)]
     mesh = build_mesh(run.mesh, devices=devices)
@@ -39,7 +38,6 @@ def check(*, stages, chunks=1, microbatches=8, layers=8, batch=64, sample=0, rul
         ({"stages": 3, "microbatches": 6, "batch": 66}, "or move 2 of them to .*prefix"),
         ({"stages": 8, "microbatches": 4}, "take at least 8, better 32"),
         ({"stages": 4, "chunks": 2, "microbatches": 6, "batch": 66}, "Take 8, or chunks=1"),
-        ({"stages": 4, "sample": 4}, "token by token"),
         ({"stages": 4, "batch": 60}, "must be a multiple of 8, for example 56"),
         ({"stages": 4, "data": 2, "batch": 24}, "must be a multiple of 16, for example 16"),
         ({"stages": 1, "chunks": 2}, "needs pipeline stages"),

@@ -1,8 +1,10 @@
 """The rows of the certificate: layouts that must compute the step of one device."""
 
+import dataclasses
 from typing import Any
 
 from models.experts_config import ExpertsConfig
+from models.lora_config import LoraConfig
 from partitioning.mesh_config import MeshConfig, PipelineConfig
 from trainer.certificate.one_step import Case
 
@@ -277,6 +279,28 @@ HALF = tuple(
     )
 )  # fmt: skip
 """Parameters in float32 and activations in bfloat16, against a step in float64."""
+_LORA = LoraConfig(rank=3, alpha=6.0, targets=("attention/.*/kernel", "mlp/.*/kernel"))
+_SHARED_LORA = dataclasses.replace(_LORA, targets=("attention/(query|out)/kernel", "mlp/shared/"))
+_ONCE = PipelineConfig()
+ADAPTERS = tuple(
+    Case(name=f"{name}, adapters", rules=r, mesh=MeshConfig(**sizes), microbatches=m, pipeline=p,
+         model=model or (("lora", _LORA), ("layers", 4)), execution=how)
+    for name, r, sizes, m, p, model, how in rows(
+        ("one device, scan, remat full", "ddp", {}, 1, _ONCE, (), (("remat", "full"), _SCAN)),
+        ("fsdp 4 x tensor 2", "fsdp_tp", {"fsdp": 4, "tensor": 2}, 1, _ONCE, (), ()),
+        ("fsdp 4 x tensor 2, 2 microbatches, scan, remat selective", "fsdp_tp",
+         {"fsdp": 4, "tensor": 2}, 2, _ONCE, (), (("remat", "selective"), _SCAN)),
+        ("zero1 on data 8, 2 microbatches", "zero1", {"data": 8}, 2, _ONCE, (), ()),
+        ("context 2 x tensor 4, ring", "cp", {"context": 2, "tensor": 4}, 1, _ONCE, (), _RING),
+        ("stage 2 x fsdp 2 x tensor 2, 1f1b, 2 chunks, 4 microbatches", "pp", _CUBED, 4,
+         _INTERLEAVED, (), ()),
+        ("data 2 x stage 2 x tensor 2, circular, 4 microbatches", "pp",
+         {"data": 2, "stage": 2, "tensor": 2}, 4, _CIRCULAR, (), ()),
+        ("fsdp 2 x expert 2 x tensor 2, shared experts", "fsdp_ep_tp", _CUBE, 1, _ONCE,
+         (*_DENSE_FIRST, ("lora", _SHARED_LORA)), ()),
+    )
+)  # fmt: skip
+"""Gradients and updates are those of the adapters; the rest is not trained."""
 CASES = (
     *MESHES,
     *WITHOUT_SEQUENCE_PARALLELISM,
@@ -289,4 +313,5 @@ CASES = (
     *SINGLE,
     *QUANTIZED,
     *HALF,
+    *ADAPTERS,
 )

@@ -21,7 +21,7 @@ from partitioning.sequence_layout import dealt_columns
 from trainer.certificate import programs
 from trainer.paths import path_of
 from trainer.program import Program
-from trainer.state import MODEL, abstract_state, init_state, off_devices, on_devices
+from trainer.state import abstract_state, init_state, off_devices, on_devices
 from trainer.step import build_train_step
 
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 4e-2}
@@ -106,19 +106,14 @@ def outcome(
     """Runs one step from the initial parameters of the one-device program."""
     program = keep_gradients(program or program_of(case))
     batch = programs.batch(case.batch) if batch is None else batch
-    state = jax.tree.map(
-        lambda leaf: jax.device_put(np.zeros(leaf.shape, leaf.dtype), leaf.sharding),
-        abstract_state(program),
-    )
-    group = state.groups[MODEL]
-    parameters = jax.tree.map(
-        lambda value, leaf: jax.device_put(value.astype(leaf.dtype), leaf.sharding),
-        initial(case.reference()),
-        group.parameters,
-    )
-    parameters = on_devices(parameters, program)
-    group = dataclasses.replace(group, parameters=parameters)
-    state = dataclasses.replace(state, groups={MODEL: group})
+    start = initial(case.reference())
+
+    def placed(path: Any, leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        value = start.get(path_of(path), np.zeros(leaf.shape))
+        return jax.device_put(value.astype(leaf.dtype), leaf.sharding)
+
+    state = jax.tree_util.tree_map_with_path(placed, abstract_state(program))
+    state = on_devices(state, program)
     columns = dealt_columns(
         layout=program.shard.layout, length=programs.LENGTH, shards=program.shard.context
     )
@@ -126,7 +121,7 @@ def outcome(
         batch = {name: array[:, columns] for name, array in batch.items()}
     with fast_compilation(case.dtype == "float64"):
         state, metrics = build_train_step(program)(state, batch)
-    group = off_devices(state, program).groups[MODEL]
+    group = off_devices(state, program).groups[program.trained]
     return Outcome(
         loss=flat({name: metrics[name] for name in ("loss", "weight", "grad_norm", "sums")}),
         gradients=flat(group.optimizer[0]),
@@ -141,9 +136,18 @@ def on_one_device(case: Case) -> Outcome:
 
 
 @functools.cache
-def initial(reference: Case) -> Any:
-    """Returns the initial parameters on the host."""
-    return jax.device_get(init_state(program_of(reference)).groups[MODEL].parameters)
+def initial(reference: Case) -> dict[str, np.ndarray]:
+    """Returns path in the state -> initial parameter on the host.
+
+    Adapters' second matrices, which start as zeros, are drawn: else the first would learn nothing.
+    """
+    found = flat(jax.device_get(init_state(program_of(reference))))
+    random = np.random.default_rng(0)
+    return {
+        path: 0.1 * random.standard_normal(value.shape) if path.endswith("/adapter/b") else value
+        for path, value in found.items()
+        if "/parameters/" in path
+    }
 
 
 @contextlib.contextmanager

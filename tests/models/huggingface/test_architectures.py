@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 import pathlib
 from typing import Any
 
@@ -16,7 +15,7 @@ from models.attention import Tokens
 from models.context import Context
 from models.decoder_config import DecoderConfig
 from models.huggingface import config_file
-from models.huggingface.architectures import Architecture
+from models.huggingface.source import open_source
 from tests.models.huggingface import reference_cases, weights
 
 CLOSE = 1e-5
@@ -25,10 +24,8 @@ ROWS = ((0,), (1,), (2, 3))
 """Texts in each row: one alone, one before padding, two packed."""
 
 
-def read(folder: pathlib.Path, name: str) -> tuple[Architecture, DecoderConfig]:
-    content = json.loads((folder / name / "model" / "config.json").read_text())
-    architecture, config = config_file.read(content, where=name)
-    return architecture, dataclasses.replace(config, dtype="float32")
+def described(folder: pathlib.Path, name: str) -> DecoderConfig:
+    return dataclasses.replace(open_source(folder / name / "model").config, dtype="float32")
 
 
 def batch(arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, Tokens, list[tuple[int, slice]]]:
@@ -48,59 +45,104 @@ def batch(arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, Tokens, list[tuple
 
 
 @functools.cache
-def computed(folder: pathlib.Path, name: str) -> tuple[dict[str, Any], list[Any], dict[str, Any]]:
-    """Returns their arrays, our logits of each text, and our gradients by path."""
-    architecture, config = read(folder, name)
-    arrays = dict(np.load(folder / name / "reference.npz"))
-    parameters = weights.load(folder / name / "model", architecture, config)
-    logits, gradients = run(config, parameters, arrays)
-    return arrays, logits, gradients
+def theirs(folder: pathlib.Path, name: str) -> dict[str, np.ndarray]:
+    """Returns the arrays of reference_models.py."""
+    return dict(np.load(folder / name / "reference.npz"))
 
 
-def run(config: DecoderConfig, parameters: weights.Parameters, arrays: dict[str, np.ndarray]):
-    """Returns our logits of each text and the gradients of the mean loss over all of them."""
-    inputs, where, places = batch(arrays)
-    graph, abstract = weights.structure(config)
+@functools.cache
+def ours(folder: pathlib.Path, name: str) -> tuple[list[np.ndarray], weights.Parameters]:
+    """Returns our logits of each text, and gradients of the mean loss over all of them."""
+    config = described(folder, name)
+    inputs, where, places = batch(theirs(folder, name))
+    forward, state = program(config, weights.load(folder / name / "model", config))
 
     def loss(state: Any) -> tuple[jax.Array, jax.Array]:
-        model = nnx.merge(graph, state)
-        hidden, _, _ = model(jnp.asarray(inputs), where, ctx=Context())
-        logits = model.logits(hidden, Context())
+        logits = forward(state, inputs, where)
         losses = [
-            -jax.nn.log_softmax(logits[row, at])[jnp.arange(at.stop - at.start - 1), targets[1:]]
-            for (row, at) in places
-            for targets in [inputs[row, at]]
+            -jax.nn.log_softmax(logits[row, at])[jnp.arange(len(tokens) - 1), tokens[1:]]
+            for row, at in places
+            for tokens in [inputs[row, at]]
         ]
         return jnp.concatenate(losses).mean(), logits
 
-    state = weights.state(abstract, parameters)
     (_, logits), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(state)
-    return [np.asarray(logits)[row, at] for row, at in places], weights.paths(gradients)
+    return [np.asarray(logits[row, at]) for row, at in places], weights.paths(gradients)
 
 
-def apart(ours: np.ndarray, theirs: np.ndarray) -> float:
+def program(config: DecoderConfig, parameters: weights.Parameters):
+    """Returns a function from state, inputs and where they stand to logits, and the state."""
+    graph, abstract = weights.structure(config)
+
+    def forward(state: Any, inputs: np.ndarray, where: Tokens) -> jax.Array:
+        model = nnx.merge(graph, state)
+        hidden, _, _ = model(jnp.asarray(inputs), where, ctx=Context())
+        return model.logits(hidden, Context())
+
+    return forward, weights.state(abstract, parameters)
+
+
+def apart(found: np.ndarray, expected: np.ndarray) -> float:
     """Returns the largest difference at a position, as a share of the largest logit there."""
-    return float((abs(ours - theirs).max(-1) / abs(theirs).max(-1)).max())
+    return float((abs(found - expected).max(-1) / abs(expected).max(-1)).max())
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_logits_of_every_position_are_theirs_alone_padded_and_packed(name, reference) -> None:
-    arrays, logits, _ = computed(reference, name)
-    for text, ours in enumerate(logits):
-        assert apart(ours, arrays[f"logits_{text}"]) < CLOSE
-        assert apart(ours, arrays["padded"][text, : len(ours)]) < CLOSE
+    arrays = theirs(reference, name)
+    for text, logits in enumerate(ours(reference, name)[0]):
+        assert apart(logits, arrays[f"logits_{text}"]) < CLOSE
+        assert apart(logits, arrays["padded"][text, : len(logits)]) < CLOSE
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_of_the_loss_are_theirs(name, reference) -> None:
-    _, _, ours = computed(reference, name)
-    theirs = weights.load(reference / name / "gradients", *read(reference, name))
-    assert ours.keys() == theirs.keys()
-    for path, gradient in theirs.items():
-        assert abs(ours[path] - gradient).max() < 10 * CLOSE * abs(gradient).max(), path
+    found = ours(reference, name)[1]
+    expected = weights.load(reference / name / "gradients", described(reference, name))
+    assert found.keys() == expected.keys()
+    for path, gradient in expected.items():
+        assert abs(found[path] - gradient).max() < 10 * CLOSE * abs(gradient).max(), path
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_config_that_we_write_is_the_same_model_to_transformers(name, reference) -> None:
-    arrays = np.load(reference / name / "reference.npz")
+    arrays = theirs(reference, name)
     assert np.array_equal(arrays["padded"], arrays["written"])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_both_forms_of_its_config_are_read_alike(name, reference) -> None:
+    _, older = config_file.read(reference_cases.config_json(name), where=name)
+    assert open_source(reference / name / "model").config == older
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("llama 3.1", {"rope_scaling": None}),
+        ("llama 3.1", {"rope_base": 150.0}),
+        ("llama 3.1", {"norm_eps": 1e-2}),
+        ("mistral, window", {"window": 6}),
+        ("gemma 2", {"attention_scale": None}),
+        ("gemma 2", {"attention_soft_cap": 4.0}),
+        ("gemma 2", {"logits_soft_cap": 6.0}),
+        ("gemma 2", {"suffix": ("global",)}),
+        ("gemma 3", {"rope_scaling": None}),
+        ("gemma 3", {"local_rope_base": None}),
+        ("gemma 3", {"local_rope_base": 15.0}),
+        ("qwen3 moe, tied", {"renormalize": True}),
+    ],
+    ids=str,
+)
+def test_control_what_is_peculiar_to_a_model_shows_in_its_logits(name, change, reference) -> None:
+    config = described(reference, name)
+    parameters = weights.load(reference / name / "model", config)
+    if config.experts is not None:
+        change = {"experts": dataclasses.replace(config.experts, **change)}
+    arrays = theirs(reference, name)
+    inputs, where, places = batch(arrays)
+    forward, state = program(dataclasses.replace(config, **change), parameters)
+    logits = np.asarray(jax.jit(forward)(state, inputs, where))
+    found = [logits[row, at] for row, at in places]
+    wrong = max(apart(each, arrays[f"logits_{text}"]) for text, each in enumerate(found))
+    assert wrong > 100 * CLOSE

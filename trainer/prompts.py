@@ -1,0 +1,134 @@
+"""What ``--mode=generate`` is asked: texts and conversations, as tokens."""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from input_pipeline.chat_template import ChatTemplate
+from input_pipeline.conversation import conversation_text
+from input_pipeline.conversation_encoder import ConversationEncoder, chat_template
+from input_pipeline.data_config import Conversations, DataConfig
+from input_pipeline.tokenizer import Tokenizer
+
+_EXCHANGE = {"messages": [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]}
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompt:
+    """One question.
+
+    Attributes:
+      asked: the line of the file, or {"prompt": text} of the command line.
+      tokens: [n] int32.
+    """
+
+    asked: Mapping[str, Any]
+    tokens: np.ndarray
+
+
+def text_prompt(text: str, *, tokenizer: Tokenizer) -> np.ndarray:
+    """Returns a text's tokens [n] int32, beginning as documents do."""
+    start = [] if tokenizer.bos is None else [tokenizer.bos]
+    return np.asarray([*start, *tokenizer.encode_batch([text.encode()])[0]], np.int32)
+
+
+class PromptReader:
+    """Turns texts and conversations into prompts.
+
+    Attributes:
+      stop: tokens that end an answer: the end of a document, and that of a turn where one was
+        asked for.
+    """
+
+    def __init__(self, data: DataConfig, *, tokenizer: Tokenizer) -> None:
+        """``data`` says how conversations are written, if its source is one of conversations."""
+        source = data.source
+        self._conversations = (
+            source if isinstance(source, Conversations) else Conversations(root="")
+        )
+        self._tokenizer = tokenizer
+        self._template: ChatTemplate | None = None
+        self.stop: tuple[int, ...] = (tokenizer.eos,)
+
+    def text(self, text: str) -> Prompt:
+        """Returns a text that is to be continued."""
+        return Prompt({"prompt": text}, text_prompt(text, tokenizer=self._tokenizer))
+
+    def conversation(self, asked: Mapping[str, Any]) -> Prompt:
+        """Returns a conversation that is to be answered.
+
+        Raises:
+          ValueError: it is none, or there is no chat template that can write it.
+        """
+        if self._template is None:
+            self._template = chat_template(self._conversations, tokenizer=self._tokenizer)
+            self.stop = (*self.stop, *self._ends_of_turns())
+        known = json.loads(conversation_text(asked))
+        rendered = self._template.render(
+            known["messages"], tools=known.get("tools"), add_generation_prompt=True
+        )
+        encoded = self._tokenizer.encode_marked(rendered.text, meant=rendered.meant)
+        return Prompt(asked, encoded.tokens)
+
+    def _ends_of_turns(self) -> list[int]:
+        """Returns the special token, if it is one, with which the template ends an answer."""
+        how = dataclasses.replace(self._conversations, train_on="last_assistant")
+        encoder = ConversationEncoder(how, tokenizer=self._tokenizer)
+        tokens, learned = encoder.encode_one(_EXCHANGE)
+        last = int(tokens[learned][-1])
+        return [last] if last in self._tokenizer.special.values() else []
+
+    def file(self, path: pathlib.Path) -> list[Prompt]:
+        """Returns the prompts of a JSON Lines file: {"prompt": text} or {"messages": [...]}.
+
+        Raises:
+          ValueError: the file cannot be read, or a line is neither; names it.
+        """
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"--prompts_file={path} cannot be read: {error}.") from error
+        found = []
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                try:
+                    found.append(self._line(line))
+                except ValueError as error:
+                    raise ValueError(f"{path}:{number}: {error}") from error
+        return found
+
+    def _line(self, line: str) -> Prompt:
+        asked = json.loads(line)
+        if isinstance(asked, dict) and isinstance(asked.get("prompt"), str):
+            return self.text(asked["prompt"])
+        if isinstance(asked, dict) and "messages" in asked:
+            return self.conversation(asked)
+        raise ValueError('a line is {"prompt": "..."} or {"messages": [{"role": ..., ...}]}.')
+
+
+def asked_prompts(
+    reader: PromptReader, *, texts: Sequence[str], file: pathlib.Path | None, chat: bool
+) -> list[Prompt]:
+    """Returns what the command line asks, first its texts, then the file.
+
+    Args:
+      reader: of the run.
+      texts: each a text to continue, or, with ``chat``, a user's message to answer.
+      file: see `PromptReader.file`.
+      chat: whether texts are messages.
+
+    Raises:
+      ValueError: nothing is asked, or something that cannot be read.
+    """
+    message = lambda text: {"messages": [{"role": "user", "content": text}]}  # noqa: E731
+    found = [reader.conversation(message(t)) if chat else reader.text(t) for t in texts]
+    found += reader.file(file) if file else []
+    if not found:
+        raise ValueError(
+            "Nothing to continue: give --prompt='...' (repeatable) or --prompts_file=FILE.jsonl."
+        )
+    return found
