@@ -32,10 +32,10 @@ _RUN_DIR = flags.DEFINE_string("run_dir", None, "Where the run lives: a path, gs
 _MODE = flags.DEFINE_enum(
     "mode",
     "train",
-    ["train", "eval", "dry_run"],
-    "train to the last step; score a checkpoint, or without --run_dir the parameters that "
-    "TrainConfig.init_from names; or compile the step for devices that are not here "
-    "and say whether it fits, what it moves, takes and costs (docs/dry_run.md).",
+    ["train", "eval", "generate", "dry_run"],
+    "train to the last step; score a checkpoint, or continue texts with it (without --run_dir: "
+    "the parameters that TrainConfig.init_from names); or compile the step for devices that are "
+    "not here and say whether it fits, what it moves, takes and costs (docs/dry_run.md).",
 )
 _CLUSTER = flags.DEFINE_string(
     "cluster", None, "Devices of --mode=dry_run, such as h100_512 (configs/clusters/)."
