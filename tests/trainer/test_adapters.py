@@ -12,7 +12,7 @@ from trainer.certificate import programs
 from trainer.optimizer_config import AdamW, Muon
 from trainer.paths import leaves
 from trainer.program import ADAPTERS
-from trainer.sampling import sample
+from trainer.sampling import Sampling, generate
 from trainer.state import (
     MODEL,
     abstract_batch,
@@ -26,6 +26,7 @@ from trainer.step import build_eval_step, build_train_step
 
 LORA = LoraConfig(rank=3, targets=("attention/.*/kernel", "mlp/.*/kernel"))
 MODEL_32 = programs.decoder(dtype="float32", param_dtype="float32", lora=LORA)
+SAMPLING = Sampling(count=8, seed=1)
 PLAIN = dataclasses.replace(MODEL_32, lora=None)
 
 
@@ -81,8 +82,9 @@ def test_evaluation_and_sampling_see_the_adapters_average_on_the_base():
     now = dataclasses.replace(group, average=None)
     current = dataclasses.replace(state, groups={**state.groups, ADAPTERS: now})
     assert score(state, batch)["loss"] != score(current, batch)["loss"]
+    prompt = [np.asarray([1, 2], np.int32)]
     drawn = [
-        sample(program, each, prompt=np.asarray([1, 2], np.int32), count=8).tolist()
+        [found.tokens.tolist() for found in generate(program, each, prompt, sampling=SAMPLING)]
         for each in (state, other)
     ]
     assert drawn[0] == drawn[1]

@@ -75,7 +75,8 @@ def device_memory(plan: Plan, *, chip: ChipConfig) -> MemoryUse:
     )
     one, sums = _gradients(plan, trained(tree), chip)
     scattered = _scattered(plan, trained(tree))
-    between = (kept, stash(step), _casts(plan, tree, chip), sums, _shared(plan, tree))
+    copies = _frozen_copies(plan, tree)
+    between = (kept, stash(step), _casts(plan, tree, chip), sums, copies, _shared(plan, tree))
     loss, (masks, masks_backward) = _loss(step, tree), ring_masks(step)
     # TPU's compiler does not lay a loop's buffers over those of another, nor what comes after.
     beside = (*loss, _summed(plan, sums), scattered) if chip.vendor == "google" else ()
@@ -190,6 +191,24 @@ def _casts(plan: Plan, tree: tuple[Leaf, ...], chip: ChipConfig) -> Quantity:
     return held("cast_weights", own * step.width if hoists and narrow else 0.0, formula)
 
 
+def _frozen_copies(plan: Plan, tree: tuple[Leaf, ...]) -> Quantity:
+    """What is copied of parameters that no step changes, where they need no cast.
+
+    Compilers turn matrices whose last dimension is gathered ahead of the loop over blocks, and hold
+    them so; and of several pieces of a pipeline the one that runs.
+    """
+    frozen = [leaf for leaf in tree if not leaf.trained and leaf.width == plan.step.width]
+    chunks = plan.work.pipeline.chunks
+    turned = sum(
+        leaf.elements / leaf.ways
+        for leaf in frozen
+        if leaf.axes[-1] == "embed" and leaf.computing_ways < leaf.ways
+    )
+    piece = sum(leaf.elements / leaf.ways for leaf in frozen if leaf.in_blocks) / chunks
+    own = turned + (piece if chunks > 1 else 0.0)
+    return held("copied_weights", own * plan.step.width, f"{plan.step.width} B x {own:,.0f}")
+
+
 def _gathered(plan: Plan, tree: tuple[Leaf, ...]) -> Quantity:
     """Weights of two blocks, one in use and one on its way, and a matrix's gradient.
 
@@ -213,7 +232,10 @@ def _loss(step: Step, tree: tuple[Leaf, ...]) -> tuple[Quantity, Quantity]:
     chunk = step.tokens / model.loss_chunks
     logits = chunk * model.vocab_size / t
     head = max((leaf for leaf in tree if "vocab" in leaf.axes), key=lambda leaf: leaf.name)
-    beside = max(logits, head.elements / head.computing_ways)
+    whole = head.elements / head.computing_ways
+    # A head without a gradient stays gathered beside that of the logits.
+    gathered = not head.trained and head.computing_ways < head.ways
+    beside = logits + whole if gathered else max(logits, whole)
     return (
         held("logits", logits * WIDE, f"4 B x {chunk:,.0f} tokens x {model.vocab_size:,} / {t}"),
         held("gradient_of_logits", beside * step.width, f"{step.width} B x {beside:,.0f}"),
