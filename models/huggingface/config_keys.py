@@ -7,6 +7,7 @@ programs too. Imports neither jax nor flax.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -30,7 +31,7 @@ class Keys:
         """Returns a value of one of ``kinds``; null counts as absent.
 
         Raises:
-          ValueError: it is of another type, or absent without a default.
+          ValueError: it is of another type, negative or not finite, or absent without a default.
         """
         self.seen.add(name)
         value = self.content.get(name)
@@ -43,6 +44,8 @@ class Keys:
         if type(value) not in kinds:
             names = " or ".join(kind.__name__ for kind in kinds)
             raise ValueError(f"{self.where}: {name}={value!r} must be of type {names}.")
+        if isinstance(value, float | int) and not 0 <= value < math.inf:
+            raise self.refusal(name, "it must be finite and not negative.")
         return value
 
     def part(self, name: str) -> "Keys":
@@ -195,6 +198,14 @@ class AttentionScale:
         return {"query_pre_attn_scalar": config.head_dim if scale is None else round(scale**-2)}
 
 
+OLDER = {
+    "rope_theta": "rope_base",
+    "rope_scaling": "rope_scaling",
+    "rope_local_base_freq": "local_rope_base",
+}
+"""Keys of the older form, and the fields that they set."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Rope:
     """Rotary frequencies.
@@ -209,42 +220,39 @@ class Rope:
     local_base: float | None = None
 
     def read(self, keys: Keys) -> Fields:
-        """Reads either form; where both are there they must agree."""
-        new = keys.part("rope_parameters")
-        old = self._old(keys)
-        if not new.content:
-            return old
-        found = self._nested(new, keys) if self.local_base else self._flat(new, keys)
-        given = ["rope_scaling", "rope_theta", "rope_local_base_freq"]
-        if found != old and any(keys.content.get(name) is not None for name in given):
-            raise keys.refusal("rope_parameters", f"it disagrees with {' or '.join(given)}.")
-        return found
-
-    def _old(self, keys: Keys) -> Fields:
-        base = keys.get("rope_theta", float, default=self.base)
+        """Reads either form; what both say must be the same."""
         scaling = keys.part("rope_scaling")
-        fields: Fields = {"rope_base": base, "rope_scaling": _scaling(scaling, keys)}
+        old: Fields = {
+            "rope_base": keys.get("rope_theta", float, default=self.base),
+            "rope_scaling": _scaling(scaling, keys),
+        }
         _finish(scaling)
         if self.local_base:
             local = keys.get("rope_local_base_freq", float, default=self.local_base)
-            fields["local_rope_base"] = local
-        return fields
+            old["local_rope_base"] = local
+        new = keys.part("rope_parameters")
+        if not new.content:
+            return old
+        found = self._nested(new, keys, old) if self.local_base else self._flat(new, keys, old)
+        for name, ours in OLDER.items():
+            if keys.content.get(name) is not None and found[ours] != old[ours]:
+                raise keys.refusal("rope_parameters", f"{name} says otherwise.")
+        return found
 
-    def _flat(self, new: Keys, keys: Keys) -> Fields:
-        base = new.get("rope_theta", float, default=self.base)
+    def _flat(self, new: Keys, keys: Keys, old: Fields) -> Fields:
+        base = new.get("rope_theta", float, default=old["rope_base"])
         fields = {"rope_base": base, "rope_scaling": _scaling(new, keys)}
         _finish(new)
         return fields
 
-    def _nested(self, new: Keys, keys: Keys) -> Fields:
+    def _nested(self, new: Keys, keys: Keys, old: Fields) -> Fields:
         full, sliding = new.part("full_attention"), new.part("sliding_attention")
         _finish(new)
-        fields = self._flat(full, keys)
-        fields["local_rope_base"] = sliding.get("rope_theta", float, default=self.local_base)
+        local = sliding.get("rope_theta", float, default=old["local_rope_base"])
         if _scaling(sliding, keys) is not None:
             raise new.refusal("sliding_attention", "frequencies of a window are not scaled.")
         _finish(sliding)
-        return fields
+        return {**self._flat(full, keys, old), "local_rope_base": local}
 
     def write(self, config: DecoderConfig) -> Fields:
         """Writes the older form."""

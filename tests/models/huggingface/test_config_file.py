@@ -1,6 +1,7 @@
 """A config.json is read as what it says, refused by name where ours cannot say it, written back."""
 
 import json
+import math
 import subprocess
 import sys
 from typing import Any
@@ -146,7 +147,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"rope_scaling": {"type": "linear", "factor": 2.0, "mscale": 1.0}},
         "rope_scaling: mscale=1.0: this key is not supported here",
     ),
-    ("llama 3.1", {"rope_parameters": {"rope_theta": 1.5}}, "it disagrees with rope_scaling"),
+    ("llama 3.1", {"rope_parameters": {"rope_theta": 1.5}}, "rope_theta says otherwise"),
     ("llama 3.1", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
     ("llama 3.1", {"quantization_config": {"bits": 4}}, "the weights are quantised; convert them"),
     ("llama 3.1", {"auto_map": {"AutoModel": "own.Own"}}, "code of its own, which is not run"),
@@ -154,6 +155,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama 3.1", {"use_rope": False}, "use_rope=False: LlamaForCausalLM is not known"),
     ("llama 3.1", {"hidden_size": "32"}, "hidden_size='32' must be of type int"),
     ("llama 3.1", {"num_hidden_layers": True}, "num_hidden_layers=True must be of type int"),
+    ("llama 3.1", {"rms_norm_eps": -1e-5}, "rms_norm_eps=-1e-05: it must be finite and not neg"),
+    ("llama 3.1", {"rope_theta": math.inf}, "rope_theta=inf: it must be finite and not negative"),
+    ("mistral, window", {"sliding_window": -1}, "sliding_window=-1: it must be finite and not"),
     ("llama 3.1", {"vocab_size": None}, "the key 'vocab_size' is missing"),
     ("llama 3.1", {"num_key_value_heads": 3}, "heads=4 is not a multiple of kv_heads=3"),
     ("llama 3.1", {"architectures": ["GPT2LMHeadModel"]}, "Supported are LlamaForCausalLM, Mis"),
@@ -177,6 +181,13 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("mixtral", {"router_jitter_noise": 0.1}, "router_jitter_noise=0.1: only 0"),
     ("mixtral", {"num_experts": 9}, "num_local_experts=4: it disagrees with num_experts"),
     ("mixtral", {"num_experts_per_tok": 9}, "mixtral: ExpertsConfig.chosen=9 is more than"),
+    ("gemma 2", {"layer_types": [{}] * 5}, "layer_types=.* for each of 5 blocks"),
+    ("qwen3 moe", {"mlp_only_layers": ["0"]}, "mlp_only_layers=.'0'.: it must hold numbers from 0"),
+    (
+        "qwen3 moe",
+        {"mlp_only_layers": [5]},
+        "mlp_only_layers=.5.: it must hold numbers from 0",
+    ),
     ("qwen3 moe", {"decoder_sparse_step": 0}, "decoder_sparse_step=0: it must be positive"),
     ("qwen3 moe", {"use_sliding_window": True, "max_window_layers": 2}, "max_window_layers=2"),
 ]
@@ -187,6 +198,27 @@ def test_what_cannot_be_expressed_is_refused_by_name(name, change, message) -> N
     with pytest.raises(ValueError, match=message) as refused:
         config_file.read({**reference_cases.config_json(name), **change}, where=name)
     assert str(refused.value).startswith(name)
+
+
+NEWER = {
+    "full_attention": {"rope_type": "linear", "factor": 8.0},
+    "sliding_attention": {"rope_type": "default"},
+}
+
+
+def test_frequencies_may_be_said_partly_in_either_form() -> None:
+    content = reference_cases.config_json("gemma 3")
+    del content["rope_scaling"]
+    _, config = config_file.read({**content, "rope_parameters": NEWER}, where="config.json")
+    assert (config.rope_base, config.local_rope_base) == (100.0, 10.0)
+    assert config.rope_scaling == RopeScaling(factor=8.0)
+
+
+def test_lengths_of_llama3_scaling_are_those_of_the_model_where_none_are_given() -> None:
+    scaling = {k: v for k, v in LLAMA["rope_scaling"].items() if not k.startswith("original")}
+    _, config = config_file.read({**LLAMA, "rope_scaling": scaling}, where="config.json")
+    assert config.rope_scaling is not None
+    assert config.rope_scaling.original_length == LLAMA["max_position_embeddings"]
 
 
 def test_a_key_is_passed_over_on_purpose_only() -> None:
