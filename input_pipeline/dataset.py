@@ -86,9 +86,7 @@ class Dataset:
     def describe(self) -> str:
         """Returns a line on how the documents lie in rows."""
         length, rows = self.config.sequence_length, self.rows_per_epoch
-        learned = ""
-        if self._learned is not None:
-            learned = f"; {self._learned:,} tokens are learned"
+        learned = "" if self._learned is None else f"; {self._learned:,} tokens are to be learned"
         return (
             f"{self.manifest.name}: {self._documents:,} documents in {rows:,} rows of {length} an "
             f"epoch, {100 * self.tokens_per_epoch / (rows * length):.1f}% filled{learned}"

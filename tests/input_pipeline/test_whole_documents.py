@@ -186,7 +186,7 @@ def test_how_full_the_rows_are_is_said(make_dataset) -> None:
     weights = np.array([0, 1] * 10)
     said = make_dataset([9, 5, 6], packing="whole", weights=weights).describe()
     assert said == (
-        "test: 3 documents in 3 rows of 8 an epoch, 70.8% filled; 10 tokens are learned"
+        "test: 3 documents in 3 rows of 8 an epoch, 70.8% filled; 10 tokens are to be learned"
     )
 
 
