@@ -84,6 +84,15 @@ class Dataset:
                 f"dataset {self.manifest.name!r}, which has {self.tokens_per_epoch} tokens."
             )
 
+    def describe(self) -> str:
+        """Returns a line on how the documents lie in rows."""
+        length, rows = self.config.sequence_length, self.rows_per_epoch
+        learned = "" if self._learned is None else f"; {self._learned:,} tokens are to be learned"
+        return (
+            f"{self.manifest.name}: {self._documents:,} documents in {rows:,} rows of {length} an "
+            f"epoch, {100 * self.tokens_per_epoch / (rows * length):.1f}% filled{learned}"
+        )
+
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raises ValueError if a model with ``vocab_size`` tokens cannot read this dataset."""
         if vocab_size < self.vocab_size:

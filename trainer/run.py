@@ -204,6 +204,7 @@ def describe_run(run: Run) -> None:
         f"{count:,} parameters{trained}; mesh {describe(mesh)}; attempt {run.directory.attempt} "
         f"from step {run.start_step}"
     )
+    run.say(run.data.describe())
     if line := describe_pipeline(run.program):
         run.say(line)
     if message := moved_schedule(run):
