@@ -153,6 +153,7 @@ class ChatTemplate:
         return _unmarked(raw, marks=(literal, before, behind), special=self._special)
 
     def _run(self, messages: Any, asked: Mapping[str, Any]) -> str:
+        self._sandbox.counted = 0
         parts, size = [], 0
         for part in self._template.generate(messages=messages, **self._variables, **asked):
             parts.append(part)

@@ -18,8 +18,10 @@ import jinja2.parser
 import jinja2.sandbox
 import jinja2.utils
 
-LONGEST = 1 << 24
+LONGEST = 1 << 22
 """Most characters or items of anything that a template makes."""
+MOST_COUNTED = 100_000
+"""Most numbers that a template may count through with ``range`` in one rendering."""
 FAULTS = (
     jinja2.TemplateError,
     ArithmeticError,
@@ -57,7 +59,11 @@ class Generation(jinja2.ext.Extension):
 
 
 class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Compiles chat templates."""
+    """Compiles chat templates.
+
+    Attributes:
+      counted: numbers that `range` has given out; set it to 0 before each rendering.
+    """
 
     intercepted_binops = frozenset({"*", "**", "+"})
 
@@ -67,9 +73,21 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
         )
         self.filters["tojson"] = _to_json
-        self.globals |= {"raise_exception": _raise, "namespace": _Namespace}
+        self.counted = 0
+        more = {"raise_exception": _raise, "namespace": _Namespace, "range": self._range}
+        self.globals |= more
         if date is not None:
             self.globals["strftime_now"] = date.strftime
+
+    def _range(self, *bounds: int) -> range:
+        numbers = range(*bounds)
+        self.counted += len(numbers)
+        if self.counted > MOST_COUNTED:
+            raise jinja2.sandbox.SecurityError(
+                f"it counts through {self.counted} numbers; templates may do so with "
+                f"{MOST_COUNTED}."
+            )
+        return numbers
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Computes what could grow without end, if it does not."""

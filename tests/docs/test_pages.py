@@ -41,6 +41,12 @@ def test_adding_a_dataset(folder):
     assert names["build_dataset"] is build_dataset
 
 
+def test_finetuning(folder):
+    pages.run("finetuning")
+    assert (folder / "conversation_shards" / "manifest.json").is_file()
+    assert (folder / "exported" / "chat_template.jinja").is_file()
+
+
 def test_adding_a_model(folder):
     assert kinds("adding_a_model") == {"bash", "gin", "python", "text"}
     pages.run("adding_a_model")
@@ -159,6 +165,7 @@ def test_every_page_with_examples_is_run_by_a_test():
         "adding_a_dataset",
         "adding_a_model",
         "dry_run",
+        "finetuning",
         "huggingface",
         "launch",
         "parallelism",
