@@ -14,7 +14,9 @@ import pytest
 
 from input_pipeline.tokenizer import ByteTokenizer
 from input_pipeline.tokenizer_files import save_tokenizer
+from models.decoder_config import DecoderConfig
 from models.huggingface.source import open_source
+from tests.end_to_end import runs
 from tests.end_to_end.runs import REPOSITORY
 from tests.models.huggingface.folders import SMALL, write_folder
 
@@ -136,6 +138,25 @@ def test_a_folder_starts_a_run_on_any_mesh_as_its_import_does(scene: Scene, mesh
         found[base] = losses(folder / name)
     assert found["model"] == found["imported"]
     assert math.isfinite(found["model"][0])
+
+
+def test_two_processes_start_from_a_folder_as_one_does(tmp_path: pathlib.Path) -> None:
+    """Each reads its own devices' half: of two stages one layer each."""
+    small = runs.make_scene(tmp_path)
+    tiny = DecoderConfig(
+        vocab_size=320, embed_dim=32, layers=2, heads=4, kv_heads=2, mlp_dim=64, dtype="float32"
+    )
+    write_folder(tmp_path / "model", tiny, dtype="bfloat16", scale=0.05)
+    plan = (
+        f"--gin.TrainConfig.init_from='{tmp_path / 'model'}'",
+        *("--gin.MeshConfig.stage=2", "--gin.TrainConfig.microbatches=2"),
+        *("--gin.MeshConfig.fsdp=1", "--gin.TrainConfig.steps=3"),
+    )
+    small.run("together", *plan, "--cpu_devices=2")
+    gang = small.gang("apart", *plan, processes=2)
+    told = runs.outputs(gang)
+    assert [process.returncode for process in gang] == [0, 0], told
+    assert small.losses("apart") == small.losses("together")
 
 
 def test_another_model_than_the_folders_is_refused_by_its_fields(scene: Scene) -> None:
