@@ -11,6 +11,7 @@ import numpy as np
 from input_pipeline.baselines import Baselines
 from input_pipeline.corpus import open_corpus
 from input_pipeline.data_config import DataConfig, Split, TokenShards, TrainedBpe
+from input_pipeline.document_encoder import encoder_of
 from input_pipeline.manifest import Manifest, digest_of
 from input_pipeline.packing import PLAN_VERSION, PackingPlan, Plan
 from input_pipeline.rows import RowReader
@@ -140,6 +141,8 @@ def build_dataset(config: DataConfig, *, split: Split, cache_dir: Path) -> Datas
 def dataset_tokenizer(config: DataConfig, *, cache_dir: Path) -> Tokenizer:
     """Returns the tokenizer of a dataset, without tokenizing the dataset.
 
+    Where the dataset has conversations, their chat template is the tokenizer's own.
+
     Raises:
       ValueError: there is none, or it cannot be loaded.
     """
@@ -155,7 +158,9 @@ def dataset_tokenizer(config: DataConfig, *, cache_dir: Path) -> Tokenizer:
     if isinstance(config.tokenizer, TrainedBpe):
         corpus = open_corpus(config.source)
         return ready_tokenizer(corpus, config=config.tokenizer, cache_dir=cache_dir)
-    return load_tokenizer(config.tokenizer)
+    tokenizer = load_tokenizer(config.tokenizer)
+    told = encoder_of(config.source, tokenizer=tokenizer).tokenizer_json()
+    return tokenizer_from_json(told, where=type(config.tokenizer).__name__)
 
 
 def _store_folder(config: DataConfig, *, cache_dir: Path) -> Path:

@@ -64,7 +64,7 @@ def validate(
     return Validated(report=report, resolved=resolved, text=file.text if file else "")
 
 
-_BESIDE_THE_STEP = {"data", "memory", "checkpoint"}
+_BESIDE_THE_STEP = {"data", "memory", "checkpoint", "init_from"}
 """What may be wrong with a run whose step can be compiled all the same."""
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from models.decoder_config import DecoderConfig
+from models.lora_config import is_adapter
 from partitioning.mesh_config import AXES, PipelineConfig, Rule, RulesConfig
 from partitioning.rules import activation_rules, assign, mesh_axes
 from partitioning.schedules import Schedule, build_schedule
@@ -22,6 +23,12 @@ from partitioning.transfers import Transfer
 
 WIDTH = {"float64": 8, "float32": 4, "bfloat16": 2}
 STAGE, REPLICAS = "stage", "data"
+
+
+def stored_width(model: DecoderConfig, name: str) -> int:
+    """Returns the bytes of an element of a parameter; adapters have four at least."""
+    width = WIDTH[model.param_dtype]
+    return max(4, width) if is_adapter(name) else width
 
 
 # Searches ask for the same again and again.

@@ -6,8 +6,9 @@ Imports neither jax nor flax.
 import math
 from collections.abc import Iterator
 
+from models.lora_config import is_adapter
 from partitioning.rules import optimizer_rules
-from partitioning.traffic_step import REPLICAS, STAGE, WIDTH, Step
+from partitioning.traffic_step import REPLICAS, STAGE, Step, stored_width
 from partitioning.transfers import Transfer
 
 
@@ -36,8 +37,10 @@ class Weight:
         self.local = self.own - apart
 
     def transfers(self) -> Iterator[Transfer]:
-        """Yields everything that the parameter moves."""
+        """Yields everything that the parameter moves; beside adapters the others only gather."""
         yield from self.gathers()
+        if self.step.model.lora is not None and not is_adapter(self.name):
+            return
         yield from self.reductions()
         yield self.step.move(
             "all-gather",
@@ -167,4 +170,4 @@ class Weight:
     @property
     def param_width(self) -> int:
         """Bytes of an element as it is stored."""
-        return WIDTH[self.step.model.param_dtype]
+        return stored_width(self.step.model, self.name)

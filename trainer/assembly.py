@@ -22,6 +22,7 @@ from models.experts import check_platform
 from models.quantized_matmul import check_installed
 from partitioning.mesh import axis_sizes, build_mesh
 from partitioning.sequence_layout import dealt_columns
+from trainer.base_checks import check_base
 from trainer.checkpoints.root import UNWRITABLE
 from trainer.context_length import check_context
 from trainer.distributed import Participant
@@ -29,7 +30,7 @@ from trainer.endings import user_error
 from trainer.memory_checks import check_memory
 from trainer.paths import split_frozen
 from trainer.pipeline_checks import check_pipeline
-from trainer.program import Program, build_program, build_task
+from trainer.program import ADAPTERS, Program, build_program, build_task
 from trainer.run_config import LanguageModel, RunConfig
 from trainer.run_directory import Request
 from trainer.size_checks import check_batch, check_expert_count, check_loss_chunks
@@ -42,7 +43,7 @@ class Options:
     """What the command line says about this process.
 
     Attributes:
-      run_dir: where the run lives.
+      run_dir: where the run lives; empty where an evaluation needs none.
       cache_dir: prepared data and compiled programs, shared by runs.
       request: how an existing directory is treated.
       checkpoint: step to evaluate; None takes the newest.
@@ -137,6 +138,7 @@ def checked_program(config: RunConfig, *, devices: Sequence[jax.Device] | None =
     check_context(config, sizes=axis_sizes(mesh))
     check_memory(config, mesh=mesh)
     program = build_program(config, task=build_task(config.task), mesh=mesh)
+    check_base(config, adapted=program.trained == ADAPTERS)
     check_axes(program)
     check_pipeline(config, program)
     check_layouts(program)

@@ -11,7 +11,7 @@ from absl import logging
 from input_pipeline.placement import DevicePrefetcher
 from launch.contract import Phase
 from trainer import finite_json
-from trainer.assembly import Options, Setup
+from trainer.assembly import Options, Setup, assemble, with_data
 from trainer.checkpoints.store import CheckpointStore
 from trainer.config import LoadedConfig
 from trainer.coordination import agree
@@ -27,7 +27,8 @@ from trainer.metrics.mirror import Mirrored, fetch
 from trainer.metrics.tensorboard import TensorBoardWriter
 from trainer.metrics.writer import Kind, MetricWriter, Several, Thinned
 from trainer.prompts import text_prompt
-from trainer.run import Run, compile_ahead, read_step
+from trainer.reading import read_state, untrained
+from trainer.run import Run, compile_ahead, other_dataset
 from trainer.sampling import Sampling, generate
 from trainer.state import TrainState
 from trainer.step import build_eval_step
@@ -74,17 +75,26 @@ def train_run(run: Run) -> None:
 
 
 def evaluate_run(loaded: LoadedConfig, *, options: Options, participant: Participant) -> None:
-    """Scores the held-out data with a saved step and prints one JSON object.
+    """Scores the held-out data and prints one JSON object.
+
+    What is scored is a saved step, or without a run directory ``TrainConfig.init_from``.
 
     Raises:
-      UserError: configuration, data or step cannot be used.
+      UserError: configuration, data, step or parameters cannot be used.
       CheckpointError: no step is whole.
     """
-    setup, state, step = read_step(loaded, options=options, participant=participant)
+    config = untrained(loaded.run, options=options)
+    program, shardings = assemble(config)
+    setup = with_data(program, shardings, config, options=options, participant=participant)
+    state, restored = read_state(loaded, setup.program, options=options, participant=participant)
+    if restored and restored.dataset_digest != setup.data.digest:
+        logging.warning("%s", other_dataset(restored, setup.data))
+    participant.progress(Phase.COMPILE)
     scores = _score(setup)(state)
     if scores is None:
         raise PreemptedError("SIGTERM during the evaluation; start it again.")
-    setup.say(finite_json.dumps({"step": step, **scores}))
+    what = {"step": restored.step} if restored else {"init_from": config.train.init_from}
+    setup.say(finite_json.dumps({**what, **scores}))
 
 
 def _check_best_metric(run: Run) -> None:
@@ -126,7 +136,7 @@ def _train(
     saver = Saver(
         run.store,
         program=run.program,
-        data={"position": run.position.to_json()},
+        data=run.needed,
         scores=evaluator.scores,
         recorder=recorder,
         every=run.config.checkpoint.every,

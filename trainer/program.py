@@ -9,7 +9,7 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh
 
-from models.lora_config import is_adapter
+from models.layers import Adapter
 from partitioning.activations import Activations
 from partitioning.mesh_config import PipelineConfig, RulesConfig
 from partitioning.rules import activation_rules, check_rules
@@ -40,6 +40,7 @@ class Program:
       pipeline: how microbatches pass through the stages.
       graph: static structure of the model.
       axes: parameter path -> (logical axes, shape).
+      adapter_scale: ``LoraConfig.scale`` of a model with adapters, else None.
     """
 
     task: Task
@@ -53,11 +54,12 @@ class Program:
     graph: nnx.GraphDef
     axes: dict[str, tuple[tuple[str, ...], tuple[int, ...]]]
     offload: bool = False
+    adapter_scale: float | None = None
 
     @property
     def trained(self) -> str:
         """The group of the state that is trained: adapters, where the model has any."""
-        return ADAPTERS if any(map(is_adapter, self.axes)) else MODEL
+        return MODEL if self.adapter_scale is None else ADAPTERS
 
     @property
     def stages(self) -> int:
@@ -113,6 +115,7 @@ def build_program(run: RunConfig, *, task: Task, mesh: Mesh) -> Program:
     for table in ("parameters", "activations", "optimizer"):
         check_rules(getattr(run.rules, table) or (), table=table)
     model = nnx.eval_shape(lambda: task.init(jax.random.key(0)))
+    modules = [module for _, module in nnx.iter_modules(model)]
     graph, parameters, _ = nnx.split(model, nnx.Param, ...)
     flat = nnx.to_flat_state(parameters)
     axes = {"/".join(map(str, path)): (leaf.logical_axes, tuple(leaf.shape)) for path, leaf in flat}
@@ -136,4 +139,5 @@ def build_program(run: RunConfig, *, task: Task, mesh: Mesh) -> Program:
         graph=graph,
         axes=axes,
         offload=run.optimizer.offload,
+        adapter_scale=next((m.scale for m in modules if isinstance(m, Adapter)), None),
     )

@@ -22,6 +22,8 @@ from input_pipeline.manifest import Manifest
 from input_pipeline.token_store import StoreRecord
 from input_pipeline.tokenizer_folder import tokenizer_file
 from launch.contract import Finding, Verdict
+from partitioning.planner.decoder_parameters import parameters
+from trainer.base_checks import base_finding, check_base, has_adapters
 from trainer.checkpoints.root import Root, open_root
 from trainer.config import LoadedConfig, load
 from trainer.config_errors import ConfigError
@@ -83,8 +85,12 @@ def examine(
     found = [_ok("configuration", f"{type(run.task).__name__}, {run.train.steps} steps")]
     found += _sizes(run, devices=devices, processes=processes)
     found += _data(run)
+    url = run.train.init_from
+    if url is not None:
+        found += _in_time(lambda: [base_finding(url)], about="init_from", url=url)
     if directory is not None:
-        found += _in_time(loaded, directory)
+        look = lambda: list(_directory(loaded, directory))  # noqa: E731
+        found += _in_time(look, about="checkpoint", url=directory.url)
     if not any(finding.verdict is Verdict.ERROR and finding.about in _LAYOUT for finding in found):
         found += layout_findings(run, devices=devices, where=where or Where())
     return found
@@ -128,10 +134,12 @@ def _size_checks(
 
 
 def _check_model(run: RunConfig, sizes: Mapping[str, int]) -> None:
+    check_base(run, adapted=has_adapters(run))
     check_loss_chunks(run)
     check_context(run, sizes=sizes)
     if isinstance(run.task, LanguageModel):
         check_expert_count(run.task.model, devices=sizes["expert"])
+        parameters(run.task.model)  # raises where adapters have no kernel to stand beside
 
 
 def _data(run: RunConfig) -> Iterator[Finding]:
@@ -175,25 +183,25 @@ def _text(source: TextFiles | JsonLines | Conversations) -> Finding:
     return _ok("data", f"{len(files)} files in {root}, licence {manifest.licence}")
 
 
-def _in_time(loaded: LoadedConfig, directory: Directory) -> list[Finding]:
-    """Looks at the directory, but not for longer than a person waits: stores retry for minutes.
+def _in_time(look: Callable[[], list[Finding]], *, about: str, url: str) -> list[Finding]:
+    """Looks at a place, but not for longer than a person waits: stores retry for minutes.
 
     The thread that still waits then is left behind; whoever calls this ends the process without it.
     """
     answer: queue.Queue[list[Finding] | BaseException] = queue.Queue()
 
-    def look() -> None:
+    def run() -> None:
         try:
-            answer.put(list(_directory(loaded, directory)))
+            answer.put(look())
         except BaseException as error:  # noqa: BLE001 (handed to whoever waits, who raises it)
             answer.put(error)
 
-    threading.Thread(target=look, name="directory", daemon=True).start()
+    threading.Thread(target=run, name=about, daemon=True).start()
     try:
         found = answer.get(timeout=DIRECTORY_S)
     except queue.Empty:
-        message = f"{directory.url} did not answer within {DIRECTORY_S:g} s; not looked at."
-        return [Finding(about="checkpoint", verdict=Verdict.WARNING, message=message)]
+        message = f"{url} did not answer within {DIRECTORY_S:g} s; not looked at."
+        return [Finding(about=about, verdict=Verdict.WARNING, message=message)]
     if isinstance(found, BaseException):
         raise found
     return found

@@ -7,6 +7,7 @@ the exit code that the launcher knows.
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 from absl import logging
@@ -20,26 +21,23 @@ from partitioning.mesh import axis_sizes, describe
 from partitioning.mesh_config import RulesConfig
 from trainer.ahead import CompiledAhead
 from trainer.assembly import Options, Setup, assemble, with_data
-from trainer.checkpoints.parameters import load_params
 from trainer.checkpoints.restoring import Restored
 from trainer.checkpoints.root import open_root
 from trainer.checkpoints.store import CheckpointStore
 from trainer.config import LoadedConfig
 from trainer.distributed import Participant
 from trainer.endings import UserError, user_error
+from trainer.initial_parameters import Base
 from trainer.optimizers import build_schedule
 from trainer.pipeline import check_branches, describe_pipeline
 from trainer.program import Program
-from trainer.run_directory import RunDirectory, check_readable, open_run
+from trainer.reading import fresh_state, with_base
+from trainer.run_directory import RunDirectory, open_run
 from trainer.state import (
-    MODEL,
     TrainState,
     abstract_batch,
     abstract_state,
-    first_average,
     from_portable,
-    init_state,
-    on_devices,
     parameter_rows,
     to_portable,
 )
@@ -56,6 +54,7 @@ class Run(Setup):
       position: what each step reads.
       state: where training starts.
       start_step: steps done so far.
+      base: what adapters are trained beside; None where the whole model is trained.
       step: the train step, compiled while the rest gets ready.
     """
 
@@ -64,7 +63,17 @@ class Run(Setup):
     position: PositionRecord
     state: TrainState
     start_step: int
+    base: Base | None
     step: CompiledAhead
+
+    @property
+    def needed(self) -> dict[str, Any]:
+        """JSON that a saved step keeps beside its arrays, to go on from it."""
+        data: dict[str, Any] = {"position": self.position.to_json()}
+        if self.base is not None:
+            scale = self.program.adapter_scale
+            data["adapters"] = {"base": self.base.to_json(), "scale": scale}
+        return data
 
     def loader(self, *, start: int, stop: int) -> BatchLoader:
         """Returns the batches of steps ``start`` to ``stop`` (excluded)."""
@@ -113,7 +122,7 @@ def prepare(loaded: LoadedConfig, *, options: Options, participant: Participant)
         committed=participant.committed,
     )
     participant.progress(Phase.RESTORE)
-    state, position, step = resume(store, setup=setup)
+    state, position, step, base = resume(store, setup=setup)
     participant.saved_step = step or None
     options.clock.ended("restore" if step else "initialize")
     run = Run(
@@ -123,50 +132,12 @@ def prepare(loaded: LoadedConfig, *, options: Options, participant: Participant)
         position=position,
         state=state,
         start_step=step,
+        base=base,
         step=train_step,
     )
     describe_run(run)
     participant.progress(Phase.COMPILE)
     return run
-
-
-def read_step(
-    loaded: LoadedConfig, *, options: Options, participant: Participant
-) -> tuple[Setup, TrainState, int]:
-    """Restores a step of a run that may be going on elsewhere; writes nothing into its directory.
-
-    Returns:
-      What scoring needs, the state, and its step.
-
-    Raises:
-      UserError: configuration, data or step cannot be used.
-      RunDirectoryError: there is no run.
-      ConfigError: the run has another configuration.
-      CheckpointError: no step is whole.
-    """
-    program, shardings = assemble(loaded.run)
-    with user_error(ExitCode.CONFIGURATION):
-        root = open_root(options.run_dir)
-    check_readable(root, loaded=loaded, request=options.request)
-    setup = with_data(program, shardings, loaded.run, options=options, participant=participant)
-    store = CheckpointStore(
-        root,
-        attempt=None,
-        config=loaded.run.checkpoint,
-        coordination=participant.coordination,
-    )
-    participant.progress(Phase.RESTORE)
-    abstract = abstract_state(setup.program)
-    with user_error(ExitCode.CONFIGURATION):
-        restored = store.restore(to_portable(abstract, setup.program), step=options.checkpoint)
-    store.close()
-    if restored is None:
-        raise UserError(f"{options.run_dir} has saved no step yet; there is nothing to score.")
-    if restored.dataset_digest != setup.data.digest:
-        logging.warning("%s", _other_dataset(restored, setup.data))
-    participant.progress(Phase.COMPILE)
-    state = from_portable(restored.state, abstract, setup.program)
-    return setup, state, restored.step
 
 
 def compile_ahead(
@@ -179,33 +150,39 @@ def compile_ahead(
     return CompiledAhead(step, state, batch, check=lambda it: check_branches(it, program))
 
 
-def resume(store: CheckpointStore, *, setup: Setup) -> tuple[TrainState, PositionRecord, int]:
-    """Returns the newest verified state, or a fresh one, with its position and step.
+def resume(
+    store: CheckpointStore, *, setup: Setup
+) -> tuple[TrainState, PositionRecord, int, Base | None]:
+    """Returns the newest verified state, or a fresh one, with its position, step and base.
 
     Raises:
-      UserError: the dataset is another one than the checkpoint's.
+      UserError: the dataset, or the base of adapters, is another one than the checkpoint's.
       CheckpointError: there are steps, and none is whole.
     """
     program, config = setup.program, setup.config
+    peers = setup.participant.coordination
     abstract = abstract_state(program)
     restored = store.restore(to_portable(abstract, program))
     batch = config.data.global_batch
     if restored is None:
         logging.info("No checkpoint found; starting from step 0.")
-        state = init_state(program)
-        if config.train.init_from is not None:
-            state = _with_parameters(state, abstract, setup=setup)
-        return state, PositionRecord.start(global_batch=batch), 0
+        state, base = fresh_state(program, config.train.init_from, coordination=peers)
+        return state, PositionRecord.start(global_batch=batch), 0, base
     if restored.dataset_digest != setup.data.digest:
-        message = f"{_other_dataset(restored, setup.data)} Restore the dataset, or start a new run "
+        message = f"{other_dataset(restored, setup.data)} Restore the dataset, or start a new run "
         raise UserError(f"{message}with TrainConfig.init_from.", ExitCode.DATA)
     position = PositionRecord.from_json(restored.data["position"])
     if position.entry(restored.step).global_batch != batch:
         position = position.change_batch(at_step=restored.step, global_batch=batch)
-    return from_portable(restored.state, abstract, program), position, restored.step
+    state = from_portable(restored.state, abstract, program)
+    state, base = with_base(
+        state, restored, init_from=config.train.init_from, program=program, coordination=peers
+    )
+    return state, position, restored.step, base
 
 
-def _other_dataset(restored: Restored, data: Dataset) -> str:
+def other_dataset(restored: Restored, data: Dataset) -> str:
+    """Says that a step belongs to other data."""
     return (
         f"Step {restored.step} was trained on dataset {restored.dataset_digest[:12]}, but "
         f"DataConfig now names {data.digest[:12]} ({data.manifest.name}): files, tokenizer or "
@@ -219,8 +196,12 @@ def describe_run(run: Run) -> None:
     rows = parameter_rows(run.program)
     run.say(table.show(rows))
     count = sum(math.prod(row.shape) for row in rows)
+    own = sum(
+        leaf.size for leaf in jax.tree.leaves(run.state.groups[run.program.trained].parameters)
+    )
+    trained = "" if run.base is None else f", of which {own:,} adapters' are trained"
     run.say(
-        f"{count:,} parameters; mesh {describe(mesh)}; attempt {run.directory.attempt} "
+        f"{count:,} parameters{trained}; mesh {describe(mesh)}; attempt {run.directory.attempt} "
         f"from step {run.start_step}"
     )
     run.say(run.data.describe())
@@ -265,16 +246,3 @@ def moved_schedule(run: Run) -> str:
         f"{run.start_step} from {before:.6g} to {after:.6g}. "
         f"ScheduleConfig.decay_steps = {old} keeps the old schedule."
     )
-
-
-def _with_parameters(state: TrainState, abstract: TrainState, *, setup: Setup) -> TrainState:
-    wanted = to_portable(abstract, setup.program)["groups"][MODEL]["parameters"]
-    url = setup.config.train.init_from
-    assert url is not None
-    with user_error(ExitCode.CONFIGURATION):
-        parameters = load_params(url, wanted, coordination=setup.participant.coordination)
-    parameters = on_devices(parameters, setup.program)
-    group = dataclasses.replace(state.groups[MODEL], parameters=parameters)
-    if group.average is not None:
-        group = dataclasses.replace(group, average=first_average(parameters))
-    return dataclasses.replace(state, groups={MODEL: group})

@@ -117,7 +117,7 @@ def saved(state: TrainState, program: Program) -> TrainState:
     return dataclasses.replace(state, groups=groups)
 
 
-def with_parameters(state: TrainState, parameters: Tree, program: Program) -> TrainState:
+def with_parameters(state: TrainState, parameters: Tree) -> TrainState:
     """Returns the state with other parameters of the group "model", as they lie on devices.
 
     The state may be one that ``saved`` returned. An average starts from them if they are trained.
@@ -202,12 +202,21 @@ def gradient_layout(program: Program, trainable: Tree) -> Tree | None:
     )
 
 
-def init_state(program: Program) -> TrainState:
-    """Creates the state directly where it lives; no host ever holds a whole one."""
+def init_state(program: Program, parameters: Tree | None = None) -> TrainState:
+    """Creates the state directly where it lives; no host ever holds a whole one.
+
+    ``parameters``, laid out as those of the group "model", take the place of random ones, which
+    are then not computed; they are donated.
+    """
+    at = shardings(abstract_state(program))
+    if parameters is None:
+        return jax.jit(lambda: create_state(program), out_shardings=at)()
     create = jax.jit(
-        lambda: create_state(program), out_shardings=shardings(abstract_state(program))
+        lambda given: with_parameters(create_state(program), given),
+        out_shardings=at,
+        donate_argnums=0,
     )
-    return create()
+    return create(parameters)
 
 
 def on_devices(state: Tree, program: Program) -> Tree:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from input_pipeline.progress import Progress
 from launch.exit_codes import ExitCode
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -78,6 +79,9 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument(
         "--architecture", help="such as llama; default: the first that can express the model"
     )
+    export.add_argument(
+        "--cache_dir", default="~/.cache/lockstep", help="of the run, as trainer.main has it"
+    )
     export.set_defaults(run=_export)
     for command in (inspect, bring, export):
         command.add_argument("--json", action="store_true", help="print one JSON object instead")
@@ -101,7 +105,7 @@ def _import(arguments: argparse.Namespace) -> Mapping[str, Any]:
         arguments.out,
         param_dtype=arguments.param_dtype,
         ignore=arguments.ignore,
-        progress=_Progress("Reading"),
+        progress=Progress("Reading"),
     )
     numbers = inspection.describe(source)
     peak, seconds = _peak_bytes(), time.monotonic() - begin
@@ -132,37 +136,21 @@ def _export(arguments: argparse.Namespace) -> Mapping[str, Any]:
         arguments.out,
         dtype=arguments.dtype,
         architecture=arguments.architecture,
-        progress=_Progress("Writing"),
+        cache_dir=pathlib.Path(arguments.cache_dir).expanduser(),
+        progress=Progress("Writing"),
     )
     what = "the average of its parameters" if exported.averaged else "its parameters"
     text = (
         f"{arguments.out}: step {exported.step}, {what}, as {exported.architecture} in "
         f"{exported.dtype}, {len(exported.files)} file(s)."
     )
+    if exported.no_tokenizer:
+        text += f"\nNo tokenizer was written: {exported.no_tokenizer}"
     return {"text": text, "out": str(arguments.out), **dataclasses.asdict(exported)}
 
 
 def _peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-class _Progress:
-    """One line that moves on a terminal; elsewhere a line every ten seconds."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._terminal = sys.stderr.isatty()
-        self._next = time.monotonic() + (0.2 if self._terminal else 10.0)
-
-    def __call__(self, done: int, of: int) -> None:
-        now, last = time.monotonic(), done == of
-        if now < self._next and not (last and self._terminal):
-            return
-        self._next = now + (0.2 if self._terminal else 10.0)
-        text = f"{self._what}: {100 * done // max(of, 1)}%"
-        end = ("\n" if last else "") if self._terminal else "\n"
-        sys.stderr.write(f"\r{text}{end}" if self._terminal else f"{text}{end}")
-        sys.stderr.flush()
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from models.decoder_config import DecoderConfig, has_experts
+from models.lora_config import adapters
 
 Axes = tuple[str, ...]
 Shape = tuple[int, ...]
@@ -15,7 +16,11 @@ Parameters = Mapping[str, tuple[Axes, Shape]]
 
 
 def parameters(model: DecoderConfig) -> dict[str, tuple[Axes, Shape]]:
-    """Returns path -> (logical axes, shape) of every parameter, a stack's layers included."""
+    """Returns path -> (logical axes, shape) of every parameter, a stack's layers included.
+
+    Raises:
+      ValueError: adapters are asked for where there can be none.
+    """
     D, V = model.embed_dim, model.vocab_size
     found: dict[str, tuple[Axes, Shape]] = {
         "embedding": (("vocab", "embed"), (V, D)),
@@ -35,7 +40,7 @@ def parameters(model: DecoderConfig) -> dict[str, tuple[Axes, Shape]]:
             for path, (axes, shape) in _block(model, kind):
                 key = f"stacks/{name}/blocks/{position}/{path}"
                 found[key] = (("layers", *axes), (repeats, *shape))
-    return dict(sorted(found.items()))
+    return dict(sorted((found | adapters(model.lora, found)).items()))
 
 
 def count(tree: Parameters) -> int:

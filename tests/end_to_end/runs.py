@@ -143,7 +143,7 @@ class Scene:
         """Returns what the run reported."""
         return [(step, row["loss"]) for step, row in sorted(self.rows(run_dir).items())]
 
-    def parameters(self, run_dir: str) -> dict[str, np.ndarray]:
+    def parameters(self, run_dir: str, *, group: str = "model") -> dict[str, np.ndarray]:
         """Returns the parameters of the newest step."""
         from trainer.checkpoints.root import open_root
         from trainer.checkpoints.store import CheckpointStore
@@ -152,7 +152,8 @@ class Scene:
         store = CheckpointStore(
             open_root(self.folder / run_dir), attempt=None, config=CheckpointConfig()
         )
-        return read_parameters(self.folder / run_dir / "checkpoints" / str(store.steps()[-1]))
+        step = self.folder / run_dir / "checkpoints" / str(store.steps()[-1])
+        return read_parameters(step, group=group)
 
 
 def make_scene(folder: pathlib.Path, *, documents: int = 80, seed: int = 0) -> Scene:
@@ -216,7 +217,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def read_parameters(step: pathlib.Path) -> dict[str, np.ndarray]:
+def read_parameters(step: pathlib.Path, *, group: str = "model") -> dict[str, np.ndarray]:
     """Returns path -> array of the parameters in one checkpointed step, on one device."""
     import jax
 
@@ -224,12 +225,12 @@ def read_parameters(step: pathlib.Path) -> dict[str, np.ndarray]:
     from trainer.paths import nest
 
     tree = json.loads((step / "MANIFEST.json").read_text())["tree"]
-    inside = "groups/model/parameters/"
+    inside = f"groups/{group}/parameters/"
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     abstract = {
         path.removeprefix(inside): jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=here)
         for path, (shape, dtype) in tree.items()
         if path.startswith(inside)
     }
-    leaves = jax.tree.leaves_with_path(load_params(str(step), nest(abstract)))
+    leaves = jax.tree.leaves_with_path(load_params(str(step), nest(abstract), group=group))
     return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}

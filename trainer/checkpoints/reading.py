@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.checkpoints import layout, parameters
+from trainer.checkpoints import finding, layout
 from trainer.checkpoints.layout import StepName
 from trainer.checkpoints.manifest import Leaf
 from trainer.checkpoints.session import CheckpointError, Deadline, Session, join_hosts
@@ -31,11 +31,13 @@ class StoredStep:
     Attributes:
       name: step and attempt.
       tree: path of each array, such as "groups/model/parameters/embedding", to shape and dtype.
+      data: what was saved as ``data``.
       folder: where its arrays are on this machine.
     """
 
     name: StepName
     tree: Mapping[str, Leaf]
+    data: Mapping[str, Any]
     folder: pathlib.Path
 
     def read(self, path: str) -> np.ndarray:
@@ -68,9 +70,8 @@ def open_step(url: str) -> Iterator[StoredStep]:
       ValueError: there is no checkpoint.
       CheckpointError: no step there is whole.
     """
-    root, name = parameters.find(url)
+    root, found = finding.find(url)
     session = Session(root=root, attempt=None, config=CheckpointConfig(), peers=Alone())
-    found = parameters.choose(root, name)
     with tempfile.TemporaryDirectory(prefix="lockstep-") as base:
         if root.local_path(layout.STATE) is None:
             session = join_hosts(session, base=pathlib.Path(base))
@@ -78,4 +79,9 @@ def open_step(url: str) -> Iterator[StoredStep]:
         if wrong := session.fetch(found, tag=f"open_step/{url}", deadline=deadline):
             raise CheckpointError(f"{root.url}/{found.name} cannot be read: {'; '.join(wrong)}")
         folder = session.directory(found.name) / layout.STATE / _ARRAYS
-        yield StoredStep(name=found.name, tree=found.tree, folder=folder.absolute())
+        yield StoredStep(
+            name=found.name,
+            tree=found.tree,
+            data=finding.document(root, found, layout.DATA),
+            folder=folder.absolute(),
+        )

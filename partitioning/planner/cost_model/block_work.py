@@ -6,8 +6,11 @@ by ``tensor``. memory.py and step_time.py count with them. Standard library only
 
 import dataclasses
 import functools
+import math
 
 from models.decoder_config import DecoderConfig, has_experts, is_local
+from models.lora_config import is_adapter
+from partitioning.planner.decoder_parameters import parameters
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -112,6 +115,26 @@ def block_work(model: DecoderConfig, kind: str) -> BlockWork:
         inside=inside,
         casts=2.5 * sum(p.inputs for p in products if p.narrow) if narrow else 0.0,
         routed=routed,
+    )
+
+
+@functools.cache
+def adapter_products(model: DecoderConfig) -> tuple[tuple[Product, int], ...]:
+    """Returns the products with adapters' matrices, each with the layers that have it."""
+    return tuple(
+        (
+            Product(
+                value="",
+                inputs=math.prod(shape[1:-1]) if path.endswith("/a") else shape[1],
+                outputs=shape[-1] if path.endswith("/a") else math.prod(shape[2:]),
+                columns=True,
+                whole=1,
+                narrow=False,
+            ),
+            shape[0],
+        )
+        for path, (_, shape) in parameters(model).items()
+        if is_adapter(path)
     )
 
 

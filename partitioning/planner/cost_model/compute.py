@@ -8,12 +8,19 @@ pipeline the stage's own work without the bubble. Standard library only.
 import dataclasses
 
 from partitioning.planner.cost_model.block_memory import fused_attention, kept_values
-from partitioning.planner.cost_model.block_work import BlockWork, Product, attended, block_work
-from partitioning.planner.cost_model.layout import leaves
+from partitioning.planner.cost_model.block_work import (
+    BlockWork,
+    Product,
+    adapter_products,
+    attended,
+    block_work,
+)
+from partitioning.planner.cost_model.layout import leaves, trained
 from partitioning.planner.cost_model.optimizer_state import state_elements, state_width
+from partitioning.planner.cost_model.step_flops import passes
 from partitioning.planner.hardware import ChipConfig
 from partitioning.planner.plan import Plan
-from partitioning.traffic_step import WIDTH, Step, Uses
+from partitioning.traffic_step import Step, Uses
 
 TILE = 128
 """Side of the blocks in which chips multiply: a dimension d fills ``d / (d + TILE)`` of them."""
@@ -73,6 +80,7 @@ def compute(plan: Plan, *, chip: ChipConfig) -> Compute:
     for part, kinds, times in step.blocks:
         for kind in kinds:
             _add_block(sums, step, kind, chip=chip, uses=step.uses(part), times=times)
+    sums.products += _adapters(step, chip)
     head, again, loss = _head(step, chip)
     sums.products += head
     sums.recomputed += again
@@ -110,14 +118,23 @@ def _add_block(
     count, forward = uses.runs * times, products + attention + elementwise
     # A pipeline computes forward passes once more for their backward pass.
     again += (uses.forward - 1) * forward
-    sums.products += 3 * products * count
+    sums.products += passes(step.model) * products * count
     ratio = ATTENTION_BACKWARD if fused else 2.0
     sums.attention += (1 + ratio) * attention * count
     sums.elementwise += 3 * elementwise * count
     sums.recomputed += again * count
     sums.forward += forward * count
-    backward = 2 * products + ratio * attention + 2 * elementwise + again
+    backward = (passes(step.model) - 1) * products + ratio * attention + 2 * elementwise + again
     sums.backward += backward * count
+
+
+def _adapters(step: Step, chip: ChipConfig) -> float:
+    """Seconds of the products with adapters' matrices, which reading activations limits."""
+    each = (
+        layers * product_seconds(step, product, chip=chip)
+        for product, layers in adapter_products(step.model)
+    )
+    return 3 * sum(each) * step.uses("pattern").runs / step.sizes["stage"]
 
 
 def product_seconds(step: Step, product: Product, *, chip: ChipConfig) -> float:
@@ -176,13 +193,14 @@ def _head(step: Step, chip: ChipConfig) -> tuple[float, float, float]:
     each = product_seconds(step, product, chip=chip)
     again = (int(model.loss_chunks > 1) + uses.forward - 1) * each
     logits = step.tokens * model.vocab_size / step.sizes["tensor"] * 4
-    passes = logits * LOSS_PASSES / (chip.memory_bandwidth * chip.bandwidth_efficiency)
-    return 3 * each * uses.runs, again * uses.runs, passes * uses.runs
+    read = logits * LOSS_PASSES / (chip.memory_bandwidth * chip.bandwidth_efficiency)
+    return passes(model) * each * uses.runs, again * uses.runs, read * uses.runs
 
 
 def _optimizer(plan: Plan, chip: ChipConfig) -> tuple[float, float]:
     """Seconds of update and accumulation, and bytes of state that cross to the host and back."""
-    tree, width = leaves(plan), WIDTH[plan.model.param_dtype]
+    tree = trained(leaves(plan))
+    width = max(leaf.width for leaf in tree)
     state = sum(state_elements(plan.optimizer, leaf) / leaf.state_ways for leaf in tree)
     state *= state_width(plan.optimizer, param_dtype=plan.model.param_dtype)
     own = sum(leaf.elements / leaf.state_ways for leaf in tree)

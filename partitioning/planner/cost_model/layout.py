@@ -9,11 +9,12 @@ import math
 from collections.abc import Mapping
 
 from models.decoder_config import DecoderConfig
+from models.lora_config import is_adapter
 from partitioning.mesh_config import AXES, RulesConfig
 from partitioning.planner.decoder_parameters import parameters
 from partitioning.planner.plan import Plan
 from partitioning.rules import assign, optimizer_rules
-from partitioning.traffic_step import REPLICAS, STAGE
+from partitioning.traffic_step import REPLICAS, STAGE, stored_width
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,8 @@ class Leaf:
       summing_ways: devices that share its gradient while microbatches are added up, which each
         replica does on its own (partitioning/replicas.py).
       computing_ways: devices among which it stays split while it is used; the others gather it.
+      width: bytes of an element as it is stored.
+      trained: whether it has a gradient and an optimizer's state.
     """
 
     name: str
@@ -42,6 +45,8 @@ class Leaf:
     state_ways: int
     summing_ways: int
     computing_ways: int
+    width: int
+    trained: bool
 
     @property
     def in_blocks(self) -> bool:
@@ -52,6 +57,11 @@ class Leaf:
 def leaves(plan: Plan) -> tuple[Leaf, ...]:
     """Returns every parameter of a plan's model."""
     return _leaves(plan.model, sizes_key(plan.sizes), plan.rules)
+
+
+def trained(tree: tuple[Leaf, ...]) -> tuple[Leaf, ...]:
+    """Returns the parameters that have gradients."""
+    return tuple(leaf for leaf in tree if leaf.trained)
 
 
 def sizes_key(sizes: Mapping[str, int]) -> tuple[int, ...]:
@@ -88,6 +98,8 @@ def _leaves(
                 state_ways=math.prod(sizes[axis] for axis in keepers),
                 summing_ways=math.prod(sizes[axis] for axis in keepers if axis != REPLICAS),
                 computing_ways=math.prod(sizes[axis] for axis in stays),
+                width=stored_width(model, name),
+                trained=model.lora is None or is_adapter(name),
             )
         )
     return tuple(found)

@@ -17,7 +17,7 @@ from partitioning.planner.cost_model.block_memory import (
     ring_masks,
     stash,
 )
-from partitioning.planner.cost_model.layout import Leaf, leaves
+from partitioning.planner.cost_model.layout import Leaf, leaves, trained
 from partitioning.planner.cost_model.optimizer_state import state_elements, state_width
 from partitioning.planner.hardware import ChipConfig
 from partitioning.planner.plan import Plan
@@ -73,9 +73,10 @@ def device_memory(plan: Plan, *, chip: ChipConfig) -> MemoryUse:
         held("batch", plan.tokens / step.ways(step.token_axes) * _PLACES),
         held("reserved", chip.reserved, "what the runtime and its libraries take"),
     )
-    one, sums = _gradients(plan, tree, chip)
-    scattered = _scattered(plan, tree)
-    between = (kept, stash(step), _casts(plan, tree, chip), sums, _shared(plan, tree))
+    one, sums = _gradients(plan, trained(tree), chip)
+    scattered = _scattered(plan, trained(tree))
+    copies = _frozen_copies(plan, tree)
+    between = (kept, stash(step), _casts(plan, tree, chip), sums, copies, _shared(plan, tree))
     loss, (masks, masks_backward) = _loss(step, tree), ring_masks(step)
     # TPU's compiler does not lay a loop's buffers over those of another, nor what comes after.
     beside = (*loss, _summed(plan, sums), scattered) if chip.vendor == "google" else ()
@@ -105,13 +106,16 @@ def device_memory(plan: Plan, *, chip: ChipConfig) -> MemoryUse:
 
 
 def _parameters(plan: Plan, tree: tuple[Leaf, ...]) -> Quantity:
-    width, own = WIDTH[plan.model.param_dtype], sum(leaf.elements / leaf.ways for leaf in tree)
-    return held("parameters", own * width, f"{width} B x {own:,.0f}")
+    sizes: dict[int, float] = {}
+    for leaf in tree:
+        sizes[leaf.width] = sizes.get(leaf.width, 0.0) + leaf.elements / leaf.ways
+    formula = " + ".join(f"{width} B x {own:,.0f}" for width, own in sizes.items())
+    return held("parameters", sum(width * own for width, own in sizes.items()), formula)
 
 
 def _state(plan: Plan, tree: tuple[Leaf, ...]) -> Quantity:
     width = state_width(plan.optimizer, param_dtype=plan.model.param_dtype)
-    own = sum(state_elements(plan.optimizer, leaf) / leaf.state_ways for leaf in tree)
+    own = sum(state_elements(plan.optimizer, leaf) / leaf.state_ways for leaf in trained(tree))
     return held("optimizer_state", own * width, f"{width} B x {own:,.0f}")
 
 
@@ -128,7 +132,7 @@ def _gradients(plan: Plan, tree: tuple[Leaf, ...], chip: ChipConfig) -> tuple[Qu
     the parameters are; a tick's gradients are in the compute dtype, but those of one of several
     pieces become wide, and whole on each shard, before they are added to their part.
     """
-    width = WIDTH[plan.model.param_dtype]
+    width = max(leaf.width for leaf in tree)
     wide = max(WIDE, width)
     if plan.sizes[STAGE] > 1:
         own = sum(leaf.elements / leaf.ways for leaf in tree)
@@ -166,7 +170,9 @@ def _shared(plan: Plan, tree: tuple[Leaf, ...]) -> Quantity:
     """What all stages read, gathered over them, and the sums of its gradients."""
     if plan.sizes[STAGE] == 1:
         return held("shared_weights", 0.0)
-    width = WIDTH[plan.model.param_dtype] + max(WIDE, WIDTH[plan.model.param_dtype])
+    width = WIDTH[plan.model.param_dtype]
+    # Beside adapters they have no gradient.
+    width += max(WIDE, width) if plan.model.lora is None else 0
     whole = sum(leaf.elements / leaf.stage_ways for leaf in tree if not leaf.in_blocks)
     return held("shared_weights", whole * width, f"{width} B x {whole:,.0f}")
 
@@ -185,6 +191,24 @@ def _casts(plan: Plan, tree: tuple[Leaf, ...], chip: ChipConfig) -> Quantity:
     return held("cast_weights", own * step.width if hoists and narrow else 0.0, formula)
 
 
+def _frozen_copies(plan: Plan, tree: tuple[Leaf, ...]) -> Quantity:
+    """What is copied of parameters that no step changes, where they need no cast.
+
+    Compilers turn matrices whose last dimension is gathered ahead of the loop over blocks, and hold
+    them so; and of several pieces of a pipeline the one that runs.
+    """
+    frozen = [leaf for leaf in tree if not leaf.trained and leaf.width == plan.step.width]
+    chunks = plan.work.pipeline.chunks
+    turned = sum(
+        leaf.elements / leaf.ways
+        for leaf in frozen
+        if leaf.axes[-1] == "embed" and leaf.computing_ways < leaf.ways
+    )
+    piece = sum(leaf.elements / leaf.ways for leaf in frozen if leaf.in_blocks) / chunks
+    own = turned + (piece if chunks > 1 else 0.0)
+    return held("copied_weights", own * plan.step.width, f"{plan.step.width} B x {own:,.0f}")
+
+
 def _gathered(plan: Plan, tree: tuple[Leaf, ...]) -> Quantity:
     """Weights of two blocks, one in use and one on its way, and a matrix's gradient.
 
@@ -196,8 +220,9 @@ def _gathered(plan: Plan, tree: tuple[Leaf, ...]) -> Quantity:
         for leaf in tree
         if leaf.in_blocks and leaf.computing_ways < leaf.ways
     }
-    experts = sum(size for leaf, size in here.items() if "experts" in leaf.axes)
-    size = 2 * sum(here.values()) + max(experts, *here.values(), 0.0)
+    gradients = {leaf: size for leaf, size in here.items() if leaf.trained}
+    experts = sum(size for leaf, size in gradients.items() if "experts" in leaf.axes)
+    size = 2 * sum(here.values()) + max(experts, *gradients.values(), 0.0)
     return held("gathered_weights", size * width, f"{width} B x {size:,.0f}")
 
 
@@ -207,7 +232,10 @@ def _loss(step: Step, tree: tuple[Leaf, ...]) -> tuple[Quantity, Quantity]:
     chunk = step.tokens / model.loss_chunks
     logits = chunk * model.vocab_size / t
     head = max((leaf for leaf in tree if "vocab" in leaf.axes), key=lambda leaf: leaf.name)
-    beside = max(logits, head.elements / head.computing_ways)
+    whole = head.elements / head.computing_ways
+    # A head without a gradient stays gathered beside that of the logits.
+    gathered = not head.trained and head.computing_ways < head.ways
+    beside = logits + whole if gathered else max(logits, whole)
     return (
         held("logits", logits * WIDE, f"4 B x {chunk:,.0f} tokens x {model.vocab_size:,} / {t}"),
         held("gradient_of_logits", beside * step.width, f"{step.width} B x {beside:,.0f}"),

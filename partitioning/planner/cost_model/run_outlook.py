@@ -8,11 +8,10 @@ import dataclasses
 import math
 
 from partitioning.planner.calculators.reliability import HOUR, mtbf, young
-from partitioning.planner.cost_model.layout import leaves
+from partitioning.planner.cost_model.layout import leaves, trained
 from partitioning.planner.cost_model.optimizer_state import state_elements, state_width
 from partitioning.planner.hardware import ClusterConfig
 from partitioning.planner.plan import Plan
-from partitioning.traffic_step import WIDTH
 from trainer.run_config import RunConfig
 
 
@@ -91,11 +90,11 @@ def run_outlook(
 
 
 def checkpoint_bytes(plan: Plan) -> float:
-    """Returns the bytes of parameters and optimizer state, which is what a checkpoint holds."""
-    tree = leaves(plan)
+    """Returns the bytes of trained parameters and optimizer state, which a checkpoint holds."""
+    tree = trained(leaves(plan))
     kept = sum(state_elements(plan.optimizer, leaf) for leaf in tree)
     width = state_width(plan.optimizer, param_dtype=plan.model.param_dtype)
-    return sum(leaf.elements for leaf in tree) * WIDTH[plan.model.param_dtype] + kept * width
+    return sum(leaf.elements * leaf.width for leaf in tree) + kept * width
 
 
 def best_every(plan: Plan, *, cluster: ClusterConfig, step_seconds: float) -> int:

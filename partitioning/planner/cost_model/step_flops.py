@@ -2,8 +2,10 @@
 
 A multiplication and an addition are two operations; only matrix products count. Of experts the
 chosen ones count, and attention sees no further than its window. Model FLOPs are three forward
-passes (Chowdhery et al., 2022, appendix B); what rematerialisation computes again is hardware FLOPs
-beside them. Standard library only.
+passes (Chowdhery et al., 2022, appendix B); beside adapters, which alone have gradients of their
+own, two. What rematerialisation computes again is hardware FLOPs beside them.
+
+Standard library only.
 """
 
 import dataclasses
@@ -11,7 +13,12 @@ import functools
 from typing import Literal
 
 from models.decoder_config import DecoderConfig
-from partitioning.planner.cost_model.block_work import BlockWork, attended, block_work
+from partitioning.planner.cost_model.block_work import (
+    BlockWork,
+    adapter_products,
+    attended,
+    block_work,
+)
 
 Convention = Literal["causal", "full"]
 
@@ -65,15 +72,22 @@ def per_token(model: DecoderConfig, length: int) -> StepFlops:
     )
     shared_gate = model.experts is not None and model.experts.shared_gate
     gates = sum(2.0 * model.embed_dim for w in works if w.routed) if shared_gate else 0.0
+    products = sum(p.flops for w in works for p in w.products) + head + gates
+    adapters = sum(p.flops * layers for p, layers in adapter_products(model))
     again = sum(recomputed_products(model, w) for w in works)
     again += head if model.loss_chunks > 1 else 0.0
     return StepFlops(
-        products=3 * (sum(p.flops for w in works for p in w.products) + head + gates),
+        products=passes(model) * products + 3 * adapters,
         attention_full=3 * full,
         attention_causal=3 * causal,
         recomputed=again,
         recomputed_attention=causal if model.remat_choices is not None else 0.0,
     )
+
+
+def passes(model: DecoderConfig) -> int:
+    """Returns how many products a step computes for one: beside adapters no gradient of its own."""
+    return 3 if model.lora is None else 2
 
 
 def recomputed_products(model: DecoderConfig, work: BlockWork) -> float:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 import pathlib
 from typing import Any
 
@@ -108,6 +109,21 @@ def test_gradients_of_the_loss_are_theirs(name, reference) -> None:
 def test_the_config_that_we_write_is_the_same_model_to_transformers(name, reference) -> None:
     arrays = theirs(reference, name)
     assert np.array_equal(arrays["padded"], arrays["written"])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_we_export_comes_back_bit_equal_through_transformers(name, reference) -> None:
+    folder = reference / name
+    assert json.loads((folder / "loading.json").read_text()) == {}
+    config = described(reference, name)
+    assert (folder / "exported" / "model.safetensors.index.json").exists()
+    exported, again = (weights.load(folder / kind, config) for kind in ("exported", "again"))
+    assert exported.keys() == again.keys()
+    for path, values in exported.items():
+        assert values.std() > 0
+        np.testing.assert_array_equal(values, again[path])
+    saved = open_source(folder / "again").stored
+    assert {stored.dtype for stored in saved.tensors.values()} == {"BF16"}
 
 
 @pytest.mark.parametrize("name", CASES)

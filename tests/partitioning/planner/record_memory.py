@@ -23,6 +23,7 @@ from partitioning.mesh_config import AXES
 FILE = pathlib.Path(__file__).parent / "golden" / "compiled_memory.json"
 _EIGHT, _SEVENTY = "configs/runs/llama3_8b_8.gin", "configs/runs/llama3_70b_512.gin"
 _PIPELINE, _EXPERTS = "configs/runs/llama3_70b_512_pp.gin", "configs/runs/mixtral_8x7b_64.gin"
+_ADAPTERS = "configs/runs/lora_llama3_8b_1.gin"
 _ONCE = ("TrainConfig.microbatches=1", "DataConfig.global_batch=8")
 _TWICE = ("TrainConfig.microbatches=1", "DataConfig.global_batch=16", "DecoderConfig.remat='full'")
 _SELECTIVE = "query,key,value,attention,attention_out,mlp_up,mlp_gate"
@@ -239,6 +240,22 @@ LAYOUTS = {
         remat="full",
         layers=8,
         target="v5p",
+    ),
+    "8B, adapters on one": Layout(file=_ADAPTERS),
+    "8B, adapters, fsdp 8": _changed(
+        "fsdp", file=_ADAPTERS, mesh={"fsdp": 8}, rows=16, microbatches=2, remat="full"
+    ),
+    "8B, adapters, fsdp 2, tensor 4, nothing again": _changed(
+        "fsdp_tp", file=_ADAPTERS, mesh={"fsdp": 2, "tensor": 4}, rows=4, remat="none"
+    ),
+    "8B, adapters, pipeline of 4, data 2, two chunks": _changed(
+        "pp",
+        file=_ADAPTERS,
+        mesh={"stage": 4, "data": 2},
+        rows=16,
+        microbatches=8,
+        chunks=2,
+        remat="selective",
     ),
     "8B, fsdp 8 on v6e": Layout(file=_EIGHT, bindings=_TWICE, target="v6e"),
     "8B, fsdp 8 on v5p": Layout(file=_EIGHT, bindings=_ONCE, target="v5p"),

@@ -30,6 +30,15 @@ PECULIAR = {
             "ExpertsConfig.shared_gate=True",
         ),
     ),
+    "adapters": (
+        "tiny",
+        (
+            "DecoderConfig.lora=@LoraConfig()",
+            "LoraConfig.targets=('attention/.*/kernel', 'mlp/.*/kernel')",
+            "DecoderConfig.prefix=('global',)",
+            "DecoderConfig.layers=3",
+        ),
+    ),
 }
 
 

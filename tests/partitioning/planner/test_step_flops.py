@@ -5,6 +5,7 @@ import pathlib
 import pytest
 
 from models.experts_config import ExpertsConfig
+from models.lora_config import LoraConfig
 from partitioning.planner.cost_model.step_flops import step_flops
 from partitioning.planner.inputs import load_model
 from trainer.certificate import programs
@@ -37,6 +38,13 @@ def test_they_are_those_of_the_traced_step(name: str) -> None:
         {"layers": 4, "pattern": ("global", "global+experts"), "experts": MIXTURE},
         {"remat": "full", "loss_chunks": 4},
         {"qkv_bias": True, "qk_norm": True, "post_norms": True},
+        {"lora": LoraConfig(rank=3, targets=("attention/.*/kernel", "mlp/.*/kernel"))},
+        {
+            "lora": LoraConfig(rank=3),
+            "layers": 4,
+            "pattern": ("global", "global+experts"),
+            "experts": MIXTURE,
+        },
     ],
     ids=str,
 )
