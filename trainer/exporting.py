@@ -17,7 +17,7 @@ from models.huggingface.architectures import ARCHITECTURES, Architecture, fittin
 from models.huggingface.loading import Progress
 from models.huggingface.safetensors_files import FolderWriter, Planned
 from models.huggingface.source import CONFIG, is_huggingface, is_imported
-from models.huggingface.tensors import Tensor
+from models.huggingface.tensors import Tensor, by_path
 from trainer import config, importing, run_records
 from trainer.checkpoints import layout
 from trainer.checkpoints.root import open_root
@@ -127,11 +127,8 @@ def export_step(
 def _write(
     parameters: Parameters, writer: FolderWriter, tensors: Sequence[Tensor], *, progress: Progress
 ) -> None:
-    of_path: dict[str, list[Tensor]] = {}
-    for tensor in tensors:
-        of_path.setdefault(tensor.path, []).append(tensor)
     total, written = sum(math.prod(tensor.shape) for tensor in tensors), 0
-    for path, parts in of_path.items():
+    for path, parts in by_path(tensors).items():
         values = parameters.read(path)
         for part in parts:
             writer.write(part.name, part.layout.to_theirs(values[part.at]))

@@ -96,15 +96,9 @@ def imported_config(folder: pathlib.Path) -> DecoderConfig:
     return cast(DecoderConfig, config.build([str(folder / MODEL)], schema=schema)[0].instance)
 
 
-def abstract_parameters(
-    decoder: DecoderConfig, *, mesh: Mesh, rules: RulesConfig | None = None
-) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns path -> shape, dtype and sharding of every parameter; allocates nothing.
-
-    Raises:
-      ValueError: the rules do not fit the mesh or the model.
-    """
-    table = (rules or RulesConfig()).parameters
+def abstract_parameters(decoder: DecoderConfig, *, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns path -> shape, dtype and sharding of every parameter; allocates nothing."""
+    table = RulesConfig().parameters
     found = {}
     for path, (axes, shape) in decoder_parameters.parameters(decoder).items():
         spec = resolve(axes, shape=shape, rules=table, sizes=axis_sizes(mesh), name=path).spec
