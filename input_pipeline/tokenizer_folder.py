@@ -12,6 +12,19 @@ CONFIG = "tokenizer_config.json"
 CHAT_TEMPLATE = "chat_template.jinja"
 TEMPLATE_FOLDER = "additional_chat_templates"
 DEFAULT = "default"
+FILES = (
+    "tokenizer.json",
+    "*.model",
+    CONFIG,
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    CHAT_TEMPLATE,
+    "chat_template.json",
+    f"{TEMPLATE_FOLDER}/*.jinja",
+)
+"""A tokenizer's files in a model's folder, as glob patterns; some only other programs read."""
 _PURPOSES = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 
 

@@ -8,7 +8,7 @@ import pathlib
 import tempfile
 from collections.abc import Sequence
 
-from input_pipeline.cache import make_once
+from input_pipeline.cache import check_new, make_new
 from input_pipeline.dataset import dataset_tokenizer
 from input_pipeline.tokenizer_files import save_tokenizer
 from models.decoder_config import DecoderConfig
@@ -84,14 +84,13 @@ def export_step(
       ValueError: ``out`` exists; no table expresses the model; there is no checkpoint.
       CheckpointError: no step is whole.
     """
-    importing.check_absent(out)
+    check_new(out)
     decoder, run = stored_config(url)
     decoder = dataclasses.replace(decoder, lora=None)
     table = _named(architecture) if architecture else fitting(decoder)
     tensors = table.tensors(decoder)
-    done: list[Exported] = []
 
-    def make(folder: pathlib.Path) -> None:
+    def make(folder: pathlib.Path) -> Exported:
         with contextlib.ExitStack() as stack:
             opened = open_parameters(url, decoder, stack=stack)
             kept = dtype or opened.parameters.dtype
@@ -109,19 +108,16 @@ def export_step(
         )
         text = json.dumps(content, indent=2, sort_keys=True) + "\n"
         (folder / CONFIG).write_text(text, encoding="utf-8")
-        done.append(
-            Exported(
-                architecture=table.name,
-                step=opened.step,
-                averaged=opened.averaged,
-                files=writer.files,
-                dtype=kept,
-                no_tokenizer=ids.missing,
-            )
+        return Exported(
+            architecture=table.name,
+            step=opened.step,
+            averaged=opened.averaged,
+            files=writer.files,
+            dtype=kept,
+            no_tokenizer=ids.missing,
         )
 
-    make_once(out, make=make)
-    return done[0]
+    return make_new(out, make=make)
 
 
 def _write(
@@ -143,22 +139,24 @@ def _add_tokenizer(
     """Writes the tokenizer that goes with the parameters, and returns its ids for config.json."""
     if run is None:
         # As it came, byte for byte.
-        importing.copy_files(pathlib.Path(_run_of(url)), folder, names=importing.TOKENIZER_FILES)
-        content = json.loads((pathlib.Path(_run_of(url)) / CONFIG).read_text(encoding="utf-8"))
+        source = pathlib.Path(_run_of(url))
+        importing.copy_files(source, folder)
+        content = json.loads((source / CONFIG).read_text(encoding="utf-8"))
         return _Ids(content.get("bos_token_id"), content.get("eos_token_id"))
     try:
         tokenizer = dataset_tokenizer(run.data, cache_dir=cache_dir)
-        save_tokenizer(folder, tokenizer)
-        return _Ids(tokenizer.bos, stop_tokens(run.data, tokenizer=tokenizer))
+        ids = _Ids(tokenizer.bos, stop_tokens(run.data.source, tokenizer=tokenizer))
     except ValueError as error:
         return _Ids(missing=str(error))
+    save_tokenizer(folder, tokenizer)
+    return ids
 
 
 def _longest(url: str, run: RunConfig | None) -> int | None:
     """Returns the longest context, in tokens: that of training, or of what it started from."""
     known = [] if run is None else [run.data.sequence_length]
-    start = _run_of(url) if run is None else run.train.init_from
-    path = pathlib.Path(start or "") / CONFIG
+    start = url if run is None else run.train.init_from
+    path = pathlib.Path(_run_of(start or "")) / CONFIG
     if start and "://" not in start and path.is_file():
         content = json.loads(path.read_text(encoding="utf-8"))
         known.append(content.get("max_position_embeddings") or 0)
