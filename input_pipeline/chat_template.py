@@ -12,7 +12,7 @@ import dataclasses
 import datetime
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jinja2
@@ -181,7 +181,7 @@ def _unused_in(text: str) -> list[str]:
     return free[:3]
 
 
-def _mapped(value: Any, change: Any) -> Any:
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
     """Returns plain data with ``change`` applied to each text in it; keys stay."""
     match value:
         case str():

@@ -11,6 +11,7 @@ import numpy as np
 from input_pipeline.baselines import Baselines
 from input_pipeline.corpus import open_corpus
 from input_pipeline.data_config import DataConfig, Split, TokenShards, TrainedBpe
+from input_pipeline.document_encoder import encoder_of
 from input_pipeline.manifest import Manifest, digest_of
 from input_pipeline.packing import PLAN_VERSION, PackingPlan, Plan
 from input_pipeline.rows import RowReader
@@ -83,6 +84,15 @@ class Dataset:
                 f"dataset {self.manifest.name!r}, which has {self.tokens_per_epoch} tokens."
             )
 
+    def describe(self) -> str:
+        """Returns a line on how the documents lie in rows."""
+        length, rows = self.config.sequence_length, self.rows_per_epoch
+        learned = "" if self._learned is None else f"; {self._learned:,} tokens are to be learned"
+        return (
+            f"{self.manifest.name}: {self._documents:,} documents in {rows:,} rows of {length} an "
+            f"epoch, {100 * self.tokens_per_epoch / (rows * length):.1f}% filled{learned}"
+        )
+
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raises ValueError if a model with ``vocab_size`` tokens cannot read this dataset."""
         if vocab_size < self.vocab_size:
@@ -131,6 +141,8 @@ def build_dataset(config: DataConfig, *, split: Split, cache_dir: Path) -> Datas
 def dataset_tokenizer(config: DataConfig, *, cache_dir: Path) -> Tokenizer:
     """Returns the tokenizer of a dataset, without tokenizing the dataset.
 
+    Where the dataset has conversations, their chat template is the tokenizer's own.
+
     Raises:
       ValueError: there is none, or it cannot be loaded.
     """
@@ -146,7 +158,9 @@ def dataset_tokenizer(config: DataConfig, *, cache_dir: Path) -> Tokenizer:
     if isinstance(config.tokenizer, TrainedBpe):
         corpus = open_corpus(config.source)
         return ready_tokenizer(corpus, config=config.tokenizer, cache_dir=cache_dir)
-    return load_tokenizer(config.tokenizer)
+    tokenizer = load_tokenizer(config.tokenizer)
+    told = encoder_of(config.source, tokenizer=tokenizer).tokenizer_json()
+    return tokenizer_from_json(told, where=type(config.tokenizer).__name__)
 
 
 def _store_folder(config: DataConfig, *, cache_dir: Path) -> Path:

@@ -59,7 +59,7 @@ def conversations(package: str, *, longest: int) -> list[list[dict[str, str]]]:
     except ImportError as error:
         raise ValueError(f"{package!r} cannot be imported ({error}); install it.") from error
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore")  # Old names warn when they are looked at.
         texts = documented(root)
     found = [turns(name, text, longest=longest) for name, text in sorted(texts.items())]
     told = [one for one in found if one]

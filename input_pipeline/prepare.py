@@ -5,6 +5,7 @@ flag or the text was unfit, with the reason on stderr.
 """
 
 import sys
+import tempfile
 from pathlib import Path
 from typing import cast
 
@@ -124,8 +125,9 @@ def _run() -> str:
             raise ValueError(f"--{name}={value} exists already; delete it or give another name.")
     source = _source_of_flags()
     corpus = open_corpus(source)
-    beside = Path(_OUT.value or _SAVE_TOKENIZER.value or "").parent
-    tokenizer = ready_tokenizer(corpus, config=_tokenizer_of_flags(), cache_dir=beside)
+    with tempfile.TemporaryDirectory() as scratch:
+        beside = Path(scratch) if _OUT.value is None else Path(_OUT.value).parent
+        tokenizer = ready_tokenizer(corpus, config=_tokenizer_of_flags(), cache_dir=beside)
     if _SAVE_TOKENIZER.value is not None:
         save_tokenizer(Path(_SAVE_TOKENIZER.value), tokenizer)
     if _OUT.value is None:

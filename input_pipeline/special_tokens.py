@@ -92,5 +92,7 @@ def _parts(
             part = encode(text[place:start], place == 0)
             yield Encoded(part.tokens, part.starts + place, part.stops + place)
         if stop > start:
-            yield Encoded.of([special[text[start:stop].strip()]], [(start, stop)])
+            name = text[start:stop]
+            token = special[name if name in special else name.strip()]
+            yield Encoded.of([token], [(start, stop)])
         place = stop

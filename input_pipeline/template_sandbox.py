@@ -3,15 +3,17 @@
 Templates come with models, so they are programs of strangers. What they may do follows
 ``transformers`` (utils/chat_template_utils.py): Jinja's immutable sandbox, loop controls, the
 filter ``tojson``, the functions ``raise_exception`` and ``strftime_now``, ``{% generation %}``.
-Beyond that no text may become larger than `LONGEST`, and the date is a given one.
+Beyond that, what operators make is at most `LONGEST`, ``range`` counts through at most
+`MOST_COUNTED` numbers, and the date is a given one.
 """
 
 import datetime
 import json
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Sequence, Sized
 from typing import Any
 
 import jinja2
+import jinja2.compiler
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
@@ -58,6 +60,16 @@ class Generation(jinja2.ext.Extension):
         return before + caller() + behind
 
 
+class _CodeGenerator(jinja2.compiler.CodeGenerator):
+    def visit_Concat(self, node: jinja2.nodes.Concat, frame: jinja2.compiler.Frame) -> None:
+        """Compiles ``~``, which Jinja does not let sandboxes intercept."""
+        self.write("environment.joined((")
+        for part in node.nodes:
+            self.visit(part, frame)
+            self.write(", ")
+        self.write("))")
+
+
 class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     """Compiles chat templates.
 
@@ -66,6 +78,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     """
 
     intercepted_binops = frozenset({"*", "**", "+"})
+    code_generator_class = _CodeGenerator
 
     def __init__(self, *, date: datetime.date | None) -> None:
         """Makes an environment in which today is ``date``; None knows no date."""
@@ -91,13 +104,23 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Computes what could grow without end, if it does not."""
-        size = _size_of(operator, left, right)
-        if size > LONGEST:
-            raise jinja2.sandbox.SecurityError(
-                f"{operator!r} would make something of {size} characters or items; templates may "
-                f"make at most {LONGEST}."
-            )
+        _check_size(operator, _size_of(operator, left, right))
         return super().call_binop(context, operator, left, right)
+
+    @staticmethod
+    def joined(parts: Sequence[Any]) -> str:
+        """Computes ``~``."""
+        texts = [str(part) for part in parts]
+        _check_size("~", sum(map(len, texts)))
+        return "".join(texts)
+
+
+def _check_size(operator: str, size: int) -> None:
+    if size > LONGEST:
+        raise jinja2.sandbox.SecurityError(
+            f"{operator!r} would make something of {size} characters or items; templates may "
+            f"make at most {LONGEST}."
+        )
 
 
 def _size_of(operator: str, left: Any, right: Any) -> int:

@@ -7,8 +7,6 @@ tokenizer digest, chat template, format); it appears whole or not at all.
 import dataclasses
 import functools
 import json
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +21,7 @@ from input_pipeline.document_encoder import DocumentEncoder, encoder_of
 from input_pipeline.huggingface_tokenizer import train_bpe
 from input_pipeline.manifest import digest_of
 from input_pipeline.permutation import derive_key, permute
+from input_pipeline.progress import Progress
 from input_pipeline.source import Source, read_all, split_ragged
 from input_pipeline.token_store import STORE_VERSION, SplitRecord, StoreRecord
 from input_pipeline.token_writer import SplitWriter
@@ -132,7 +131,7 @@ def _write_split(
 ) -> SplitRecord:
     source = corpus.splits[split]
     writer = SplitWriter(folder, split=split, vocab_size=tokenizer.vocab_size)
-    progress = _Progress(f"Tokenizing {split}", total=len(source))
+    progress = Progress(f"Tokenizing {split}", unit="documents")
     documents = text_bytes = counted = 0
     for part in read_all(source, at_once=_DOCUMENTS_PER_READ):
         texts = split_ragged(part["text"], part["lengths"])
@@ -141,7 +140,7 @@ def _write_split(
         text_bytes += len(part["text"])
         counted += int(tokenizer.token_bytes[encoded.tokens].sum())
         documents += len(texts)
-        progress.show(documents)
+        progress(documents, len(source))
     if not corpus.plain:
         return writer.finish()
     if counted != text_bytes:
@@ -157,24 +156,3 @@ def _write_split(
 
 def _where(source: Source, before: int, number: int) -> str:
     return source.where(before + number)
-
-
-class _Progress:
-    """One line that moves on a terminal; lines of the log elsewhere, at most every five seconds."""
-
-    def __init__(self, what: str, *, total: int) -> None:
-        self._what, self._total = what, total
-        self._terminal = sys.stderr.isatty()
-        self._next = 0.0
-
-    def show(self, done: int) -> None:
-        now, last = time.monotonic(), done == self._total
-        if now < self._next and not last:
-            return
-        self._next = now + (0.2 if self._terminal else 5.0)
-        text = f"{self._what}: {done} of {self._total} documents"
-        if self._terminal:
-            sys.stderr.write(f"\r{text}" + ("\n" if last else ""))
-            sys.stderr.flush()
-        else:
-            logging.info(text)

@@ -85,7 +85,8 @@ def _load_file(config: TokenizerFile) -> Tokenizer:
         )
     try:
         text = path.read_text(encoding="utf-8")
-        text = with_special(text, names=special) if special else text
+        if folder:
+            text = _without_start(with_special(text, names=special), bos=bos)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{path}: not a tokenizer.json ({error!r}).") from error
     return HuggingFaceTokenizer(text, bos=bos, eos=eos, where=str(path), conventions=conventions)
@@ -119,8 +120,10 @@ def save_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
         (folder / "tokenizer.model").write_bytes(tokenizer.model)
         kind = kind or "LlamaTokenizer"
         config |= {"legacy": False, "added_tokens_decoder": _added(tokenizer)}
+        config["add_bos_token"] = tokenizer.bos is not None
     else:
         spec = tokenizer.spec if isinstance(tokenizer, HuggingFaceTokenizer) else byte_level_spec()
+        spec = _with_start(spec, tokenizer=tokenizer)
         (folder / "tokenizer.json").write_text(
             json.dumps(spec, ensure_ascii=False), encoding="utf-8"
         )
@@ -131,6 +134,39 @@ def save_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
         path = folder / (CHAT_TEMPLATE if name == DEFAULT else f"{TEMPLATE_FOLDER}/{name}.jinja")
         path.parent.mkdir(exist_ok=True)
         path.write_text(template, encoding="utf-8")
+
+
+def _with_start(spec: dict[str, Any], *, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Lets other programs put the start token in front of a text, as it was in training."""
+    if spec.get("post_processor") is not None or tokenizer.bos is None:
+        return spec
+    names = {number: name for name, number in tokenizer.special.items()}
+    return {**spec, "post_processor": _start(names[tokenizer.bos], number=tokenizer.bos)}
+
+
+def _without_start(text: str, *, bos: str | None) -> str:
+    """Takes out what `_with_start` put in, so that a saved tokenizer is the one it was."""
+    spec = json.loads(text)
+    numbers = {token["content"]: token["id"] for token in spec["added_tokens"]}
+    if (
+        bos is not None
+        and bos in numbers
+        and spec.get("post_processor") == _start(bos, number=numbers[bos])
+    ):
+        spec["post_processor"] = None
+    return json.dumps(spec, ensure_ascii=False)
+
+
+def _start(bos: str, *, number: int) -> dict[str, Any]:
+    """Returns the post-processor of a tokenizer.json that puts one token in front of a text."""
+    first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
+    start = {"SpecialToken": {"id": bos, "type_id": 0}}
+    return {
+        "type": "TemplateProcessing",
+        "single": [start, first],
+        "pair": [start, first, second],
+        "special_tokens": {bos: {"id": bos, "ids": [number], "tokens": [bos]}},
+    }
 
 
 def _added(tokenizer: Tokenizer) -> dict[str, Any]:

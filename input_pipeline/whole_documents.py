@@ -47,7 +47,6 @@ class WholeDocuments:
     Attributes:
       rows_per_epoch: rows that hold all documents once.
       predictions: predictions per epoch.
-      fill: share of the rows' places that hold a prediction.
       cut: documents longer than a row.
       left_out: predictions of them that no row holds.
     """
@@ -70,8 +69,6 @@ class WholeDocuments:
             ties = permute(ties, size=len(pairs), key=derive_key(seed, "equal lengths"))
         self._members, self._edges = _assigned(self._sizes, ties=ties, room=sequence_length)
         self.rows_per_epoch = len(self._edges) - 1
-        places = self.rows_per_epoch * sequence_length
-        self.fill = self.predictions / places if places else 0.0
         self.unlearned = self._unlearned(store)
         self._say()
 
@@ -88,12 +85,6 @@ class WholeDocuments:
         return found
 
     def _say(self) -> None:
-        logging.info(
-            "Whole documents: %d rows of %d predictions, %.1f%% filled.",
-            self.rows_per_epoch,
-            self._length,
-            100 * self.fill,
-        )
         if self.cut:
             logging.warning(
                 "%d of %d documents are longer than DataConfig.sequence_length=%d + 1 tokens: "

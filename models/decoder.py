@@ -79,8 +79,9 @@ class Decoder(nnx.Module):
 
     def embed(self, inputs_BT: jax.Array, ctx: Context) -> jax.Array:
         """[B, T] int32 -> [B, T, D], what the first block reads."""
-        # Gathered along embed before the look-up: batch and embed may share a mesh axis.
-        # The barrier keeps the compiler from doing it ahead of all microbatches, and holding it.
+        # Gathered along embed before the look-up: batch and embed may share a mesh axis. The
+        # barrier keeps the compiler from gathering ahead of a loop over microbatches and holding
+        # it for all.
         table_VD = jax.lax.optimization_barrier(self.embedding[...].astype(self.config.dtype))
         x_BTD = look_up(ctx.shard(table_VD, "act_vocab", "act_embed"), inputs_BT, ctx=ctx)
         if self.config.embed_scale:

@@ -1,6 +1,9 @@
 """Refuses parameters to start from that are missing, before there are devices. No jax."""
 
+import pathlib
+
 from launch.contract import Finding, Verdict
+from models.huggingface.source import is_huggingface, open_source
 from trainer.checkpoints import finding
 from trainer.checkpoints.session import CheckpointError
 from trainer.run_config import LanguageModel, RunConfig
@@ -22,9 +25,13 @@ def check_base(config: RunConfig, *, adapted: bool) -> None:
 
 
 def base_finding(url: str) -> Finding:
-    """Says whether ``TrainConfig.init_from`` names parameters; another format is added here."""
+    """Says whether ``TrainConfig.init_from`` names parameters."""
     about = "init_from"
     try:
+        if is_huggingface(url):
+            source = open_source(pathlib.Path(url))
+            message = f"{source.folder}, a {source.architecture.name}."
+            return Finding(about=about, verdict=Verdict.OK, message=message)
         root, found = finding.find(url)
     except (ValueError, OSError, CheckpointError) as error:
         message = f"TrainConfig.init_from: {error}"

@@ -1,26 +1,29 @@
 """Models out: a saved step becomes a Hugging Face folder, which appears whole or not at all."""
 
+import contextlib
 import dataclasses
 import json
 import math
 import pathlib
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from input_pipeline.cache import make_once
+from input_pipeline.dataset import dataset_tokenizer
+from input_pipeline.tokenizer_files import save_tokenizer
 from models.decoder_config import DecoderConfig
 from models.huggingface import config_file, safetensors_files
 from models.huggingface.architectures import ARCHITECTURES, Architecture, fitting
 from models.huggingface.loading import Progress
 from models.huggingface.safetensors_files import FolderWriter, Planned
+from models.huggingface.source import CONFIG, is_huggingface, is_imported
 from models.huggingface.tensors import Tensor
 from trainer import config, importing, run_records
 from trainer.checkpoints import layout
-from trainer.checkpoints.reading import StoredStep, open_step
 from trainer.checkpoints.root import open_root
+from trainer.plain_parameters import Parameters, open_parameters
+from trainer.prompts import stop_tokens
 from trainer.run_config import LanguageModel, RunConfig
-
-_GROUP = "groups/model"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,6 +36,7 @@ class Exported:
       averaged: whether it is the average of the parameters that the run kept.
       files: names of the safetensors files.
       dtype: their type.
+      no_tokenizer: why no tokenizer was written beside them; empty where it was.
     """
 
     architecture: str
@@ -40,6 +44,16 @@ class Exported:
     averaged: bool
     files: Sequence[str]
     dtype: str
+    no_tokenizer: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _Ids:
+    """What config.json says of tokens, and why there are no files of a tokenizer, if so."""
+
+    bos: int | None = None
+    eos: int | Sequence[int] | None = None
+    missing: str = ""
 
 
 def export_step(
@@ -49,7 +63,7 @@ def export_step(
     dtype: str | None = None,
     architecture: str | None = None,
     shard_bytes: int = safetensors_files.SHARD_BYTES,
-    tokenizer: Callable[[pathlib.Path], None] = lambda folder: None,
+    cache_dir: pathlib.Path,
     progress: Progress = lambda done, of: None,
 ) -> Exported:
     """Writes a saved step as a folder that ``transformers`` and other programs load.
@@ -63,7 +77,7 @@ def export_step(
       dtype: type of the files; None keeps that of the parameters.
       architecture: name of a table, such as "llama"; None takes the first that fits.
       shard_bytes: a file is closed before the tensor that would make it larger.
-      tokenizer: writes the tokenizer's files into the folder that it is given.
+      cache_dir: where runs keep what they prepare, a trained tokenizer for example.
       progress: is told numbers written and numbers in all.
 
     Raises:
@@ -71,30 +85,38 @@ def export_step(
       CheckpointError: no step is whole.
     """
     importing.check_absent(out)
-    decoder, _ = stored_config(url)
+    decoder, run = stored_config(url)
+    decoder = dataclasses.replace(decoder, lora=None)
     table = _named(architecture) if architecture else fitting(decoder)
+    tensors = table.tensors(decoder)
     done: list[Exported] = []
 
     def make(folder: pathlib.Path) -> None:
-        with open_step(url) as step:
-            averaged = any(path.startswith(f"{_GROUP}/average/") for path in step.tree)
-            inside = f"{_GROUP}/{'average' if averaged else 'parameters'}"
-            kept = dtype or step.tree[f"{inside}/embedding"].dtype
-            tensors = table.tensors(decoder)
+        with contextlib.ExitStack() as stack:
+            opened = open_parameters(url, decoder, stack=stack)
+            kept = dtype or opened.parameters.dtype
             planned = [Planned(tensor.name, tensor.their_shape) for tensor in tensors]
             writer = FolderWriter(folder, planned, dtype=kept, shard_bytes=shard_bytes)
-            _write(step, writer, tensors, inside=inside, progress=progress)
-        described = config_file.write(decoder, architecture=table, dtype=kept)
-        text = json.dumps(described, indent=2, sort_keys=True) + "\n"
-        (folder / importing.CONFIG).write_text(text, encoding="utf-8")
-        tokenizer(folder)
+            _write(opened.parameters, writer, tensors, progress=progress)
+        ids = _add_tokenizer(folder, url, run, cache_dir=cache_dir)
+        content = config_file.write(
+            decoder,
+            architecture=table,
+            dtype=kept,
+            max_length=_longest(url, run),
+            bos=ids.bos,
+            eos=ids.eos,
+        )
+        text = json.dumps(content, indent=2, sort_keys=True) + "\n"
+        (folder / CONFIG).write_text(text, encoding="utf-8")
         done.append(
             Exported(
                 architecture=table.name,
-                step=str(step.name),
-                averaged=averaged,
+                step=opened.step,
+                averaged=opened.averaged,
                 files=writer.files,
                 dtype=kept,
+                no_tokenizer=ids.missing,
             )
         )
 
@@ -103,22 +125,47 @@ def export_step(
 
 
 def _write(
-    step: StoredStep,
-    writer: FolderWriter,
-    tensors: Sequence[Tensor],
-    *,
-    inside: str,
-    progress: Progress,
+    parameters: Parameters, writer: FolderWriter, tensors: Sequence[Tensor], *, progress: Progress
 ) -> None:
-    paths = list(dict.fromkeys(tensor.path for tensor in tensors))
-    sizes = [math.prod(step.tree[f"{inside}/{path}"].shape) for path in paths]
-    for number, path in enumerate(paths):
-        values = step.read(f"{inside}/{path}")
-        for tensor in tensors:
-            if tensor.path == path:
-                writer.write(tensor.name, tensor.layout.to_theirs(values[tensor.at]))
-        progress(sum(sizes[: number + 1]), sum(sizes))
+    of_path: dict[str, list[Tensor]] = {}
+    for tensor in tensors:
+        of_path.setdefault(tensor.path, []).append(tensor)
+    total, written = sum(math.prod(tensor.shape) for tensor in tensors), 0
+    for path, parts in of_path.items():
+        values = parameters.read(path)
+        for part in parts:
+            writer.write(part.name, part.layout.to_theirs(values[part.at]))
+            written += math.prod(part.shape)
+            progress(written, total)
     writer.close()
+
+
+def _add_tokenizer(
+    folder: pathlib.Path, url: str, run: RunConfig | None, *, cache_dir: pathlib.Path
+) -> _Ids:
+    """Writes the tokenizer that goes with the parameters, and returns its ids for config.json."""
+    if run is None:
+        # As it came, byte for byte.
+        importing.copy_files(pathlib.Path(_run_of(url)), folder, names=importing.TOKENIZER_FILES)
+        content = json.loads((pathlib.Path(_run_of(url)) / CONFIG).read_text(encoding="utf-8"))
+        return _Ids(content.get("bos_token_id"), content.get("eos_token_id"))
+    try:
+        tokenizer = dataset_tokenizer(run.data, cache_dir=cache_dir)
+        save_tokenizer(folder, tokenizer)
+        return _Ids(tokenizer.bos, stop_tokens(run.data, tokenizer=tokenizer))
+    except ValueError as error:
+        return _Ids(missing=str(error))
+
+
+def _longest(url: str, run: RunConfig | None) -> int | None:
+    """Returns the longest context, in tokens: that of training, or of what it started from."""
+    known = [] if run is None else [run.data.sequence_length]
+    start = _run_of(url) if run is None else run.train.init_from
+    path = pathlib.Path(start or "") / CONFIG
+    if start and "://" not in start and path.is_file():
+        content = json.loads(path.read_text(encoding="utf-8"))
+        known.append(content.get("max_position_embeddings") or 0)
+    return max(known, default=0) or None
 
 
 def stored_config(url: str) -> tuple[DecoderConfig, RunConfig | None]:
@@ -131,8 +178,10 @@ def stored_config(url: str) -> tuple[DecoderConfig, RunConfig | None]:
       ValueError: there is none, or the run's task has no decoder.
       ConfigError: it was recorded by another version whose settings are no longer known.
     """
+    if is_huggingface(url):
+        raise ValueError(f"{url} is a Hugging Face folder already; there is nothing to export.")
     run_dir = _run_of(url)
-    if importing.is_imported(run_dir):
+    if is_imported(run_dir):
         return importing.imported_config(pathlib.Path(run_dir)), None
     text = run_records.last_operative(open_root(run_dir))
     if text is None:

@@ -80,6 +80,12 @@ class Recorder(Hook):
         self._last, self._paused = now, 0.0
         metrics = result.metrics
         weight = float(metrics["weight"])
+        if not weight and self._participant.rank == 0:
+            logging.warning(
+                "Step %d learned nothing: all targets of its batch have weight 0. Its gradient is "
+                "zero; only momentum and weight decay moved the parameters.",
+                result.step,
+            )
         sums = {name: float(value) for name, value in metrics["sums"].items()}
         values = {
             "loss": float(metrics["loss"]),

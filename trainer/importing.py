@@ -22,7 +22,7 @@ from input_pipeline.cache import make_once
 from models.decoder_config import DecoderConfig
 from models.huggingface import config_file, loading
 from models.huggingface.loading import Progress
-from models.huggingface.source import CONFIG, Source, open_source
+from models.huggingface.source import CONFIG, MODEL, Source, open_source
 from partitioning.mesh import axis_sizes, build_mesh
 from partitioning.mesh_config import MeshConfig, RulesConfig
 from partitioning.planner import decoder_parameters
@@ -34,7 +34,6 @@ from trainer.config_schema import Schema
 from trainer.paths import nest
 from trainer.run_config import CheckpointConfig
 
-MODEL = "model.gin"
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer.model",
@@ -48,16 +47,6 @@ TOKENIZER_FILES = (
     "generation_config.json",
 )
 """What belongs to a model besides its weights; copied where it is there."""
-
-
-def is_huggingface(url: str) -> bool:
-    """Whether a URL names a Hugging Face folder rather than a run, a step or an import of ours."""
-    return "://" not in url and (pathlib.Path(url) / CONFIG).is_file() and not is_imported(url)
-
-
-def is_imported(url: str) -> bool:
-    """Whether a URL names a folder that ``import_folder`` wrote."""
-    return "://" not in url and (pathlib.Path(url) / MODEL).is_file()
 
 
 def import_folder(

@@ -1,12 +1,13 @@
 """Where a run's first parameters come from: ``TrainConfig.init_from``, for all who read it.
 
-What it names is a run of ours, or one of its steps. Of a run that trained adapters come the
-parameters that they were trained beside, with the adapters merged into them, so that whatever loads
-it needs to know nothing of adapters. Another format is added in ``base_of`` and ``_loaded``.
+What it names is a run of ours or one of its steps, a folder that was imported, or a Hugging Face
+folder as it is. Of a run that trained adapters come the parameters that they were trained beside,
+with the adapters merged into them, so that whatever loads it needs to know nothing of adapters.
 """
 
 import dataclasses
 import functools
+import pathlib
 from typing import Any
 
 import jax
@@ -14,11 +15,15 @@ import jax.numpy as jnp
 from absl import logging
 from jax.sharding import NamedSharding, PartitionSpec
 
+from input_pipeline.progress import Progress
+from models.huggingface import loading
+from models.huggingface.source import is_huggingface, open_source
 from models.lora import merged
 from trainer.checkpoints import finding, layout
 from trainer.checkpoints.parameters import load_params
 from trainer.checkpoints.root import open_root
 from trainer.coordination import Coordination, agree
+from trainer.language_model import LanguageModelTask
 from trainer.paths import leaves, nest
 from trainer.program import ADAPTERS, MODEL, Program
 from trainer.state import abstract_state, on_devices
@@ -50,8 +55,12 @@ def base_of(url: str, *, coordination: Coordination | None = None) -> Base:
       ValueError: there is nothing.
       CheckpointError: no step there is whole.
     """
-    root, found = finding.find(url)
-    base = Base(url=f"{root.url}/{found.name}", fingerprint=finding.fingerprint(found))
+    if is_huggingface(url):
+        folder = pathlib.Path(url).absolute()
+        base = Base(url=str(folder), fingerprint=open_source(folder).fingerprint())
+    else:
+        root, found = finding.find(url)
+        base = Base(url=f"{root.url}/{found.name}", fingerprint=finding.fingerprint(found))
     if coordination is None:
         return base
     return Base(**agree(coordination, f"base/{url}", base.to_json(), timeout_s=_AGREE_S))
@@ -91,10 +100,13 @@ def initial_parameters(url: str, program: Program, *, coordination: Coordination
     """
     abstract = abstract_state(program).groups[MODEL].parameters
     wanted = nest(leaves(abstract))
-    return on_devices(_loaded(url, wanted, coordination=coordination), program)
+    loaded = _loaded(url, wanted, program=program, coordination=coordination)
+    return on_devices(loaded, program)
 
 
-def _loaded(url: str, wanted: Any, *, coordination: Coordination) -> Any:
+def _loaded(url: str, wanted: Any, *, program: Program, coordination: Coordination) -> Any:
+    if is_huggingface(url):
+        return _streamed(pathlib.Path(url), wanted, program=program)
     root, found = finding.find(url)
     inside = f"groups/{ADAPTERS}/parameters/"
     matrices = {p.removeprefix(inside): x for p, x in found.tree.items() if p.startswith(inside)}
@@ -104,7 +116,7 @@ def _loaded(url: str, wanted: Any, *, coordination: Coordination) -> Any:
     recorded = Base(**record["base"])
     base = same_base(recorded, recorded.url)
     logging.info("%s: adapters of %s, merged into it", url, base.url)
-    kernels = _loaded(base.url, wanted, coordination=coordination)
+    kernels = _loaded(base.url, wanted, program=program, coordination=coordination)
     # They are small: whole on every device until they are merged.
     mesh = jax.tree.leaves(wanted)[0].sharding.mesh
     everywhere = NamedSharding(mesh, PartitionSpec())
@@ -121,3 +133,15 @@ def _loaded(url: str, wanted: Any, *, coordination: Coordination) -> Any:
         return nest(merged(leaves(kernels) | leaves(adapters), scale=record["scale"]))
 
     return merge(kernels, adapters)
+
+
+def _streamed(folder: pathlib.Path, wanted: Any, *, program: Program) -> Any:
+    """Returns the parameters of a Hugging Face folder, each process reading its devices' own."""
+    if not isinstance(program.task, LanguageModelTask):
+        raise ValueError(f"{folder} holds a decoder, but RunConfig.task is no LanguageModel.")
+    source = open_source(folder)
+    decoder = dataclasses.replace(program.task.config.model, lora=None)
+    progress = Progress(f"Reading {folder}")
+    return nest(
+        loading.load(source.stored, source.tensors(decoder), leaves(wanted), progress=progress)
+    )

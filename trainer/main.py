@@ -7,6 +7,7 @@ be right, so that ``--help`` and configuration errors are instant.
 import os
 import pathlib
 import sys
+from typing import TYPE_CHECKING
 
 from absl import app, flags, logging
 
@@ -18,6 +19,9 @@ from trainer.endings import UserError
 from trainer.joining import HEARTBEAT_S, INITIALIZATION_S
 from trainer.startup import StartupClock
 
+if TYPE_CHECKING:
+    from trainer import generation
+
 _GIN_FILE = flags.DEFINE_multi_string(
     "gin_file", [], "Gin file, for example configs/runs/quickstart.gin; may be repeated."
 )
@@ -28,10 +32,10 @@ _RUN_DIR = flags.DEFINE_string("run_dir", None, "Where the run lives: a path, gs
 _MODE = flags.DEFINE_enum(
     "mode",
     "train",
-    ["train", "eval", "dry_run"],
-    "train to the last step; score a checkpoint, or without --run_dir the parameters that "
-    "TrainConfig.init_from names; or compile the step for devices that are not here "
-    "and say whether it fits, what it moves, takes and costs (docs/dry_run.md).",
+    ["train", "eval", "generate", "dry_run"],
+    "train to the last step; score a checkpoint, or continue texts with it (without --run_dir: "
+    "the parameters that TrainConfig.init_from names); or compile the step for devices that are "
+    "not here and say whether it fits, what it moves, takes and costs (docs/dry_run.md).",
 )
 _CLUSTER = flags.DEFINE_string(
     "cluster", None, "Devices of --mode=dry_run, such as h100_512 (configs/clusters/)."
@@ -44,13 +48,44 @@ _QUICK = flags.DEFINE_bool(
     allow_override=True,
 )
 _JSON = flags.DEFINE_bool(
-    "json", False, "--mode=dry_run: print one JSON object instead.", allow_override=True
+    "json",
+    False,
+    "--mode=dry_run: print one JSON object instead; --mode=generate: one for each prompt.",
+    allow_override=True,
 )
+_PROMPT = flags.DEFINE_multi_string(
+    "prompt", [], "--mode=generate: text to continue; may be repeated."
+)
+_PROMPTS_FILE = flags.DEFINE_string(
+    "prompts_file",
+    None,
+    '--mode=generate: JSON Lines with {"prompt": "..."} or {"messages": [...]}.',
+)
+_CHAT = flags.DEFINE_bool(
+    "chat", False, "--mode=generate: a --prompt is a user's message, written by the chat template."
+)
+_MAX_TOKENS = flags.DEFINE_integer(
+    "max_tokens", 128, "--mode=generate: most tokens of a continuation.", lower_bound=1
+)
+_TEMPERATURE = flags.DEFINE_float(
+    "temperature", 0.0, "--mode=generate: 0 takes the most likely token; 1 draws as the model says."
+)
+_TOP_K = flags.DEFINE_integer(
+    "top_k", None, "--mode=generate: draw from the K most likely tokens only."
+)
+_TOP_P = flags.DEFINE_float(
+    "top_p", 1.0, "--mode=generate: draw from the most likely tokens that have this share together."
+)
+_SEED = flags.DEFINE_integer("seed", 0, "--mode=generate: of the draws.", allow_override=True)
+_BATCH = flags.DEFINE_integer("batch", 8, "--mode=generate: prompts that are continued together.")
 _PRINT_CONFIG = flags.DEFINE_bool(
     "print_config", False, "Print every resolved value with where it comes from, and leave."
 )
 _CHECKPOINT = flags.DEFINE_integer(
-    "checkpoint", None, "Step that --mode=eval scores; default: the newest.", lower_bound=1
+    "checkpoint",
+    None,
+    "Step that --mode=eval scores and --mode=generate uses; default: the newest.",
+    lower_bound=1,
 )
 _VERSION = flags.DEFINE_bool("version", False, "Print the versions of what matters, and leave.")
 _RESUME = flags.DEFINE_enum(
@@ -129,7 +164,11 @@ def main(participant: Participant) -> None:
         profile_steps=profile_steps,
         clock=clock,
     )
-    if _MODE.value == "eval":
+    if _MODE.value == "generate":
+        from trainer import generation
+
+        generation.generate_run(loaded, request=asked(), options=options, participant=participant)
+    elif _MODE.value == "eval":
         modes.evaluate_run(loaded, options=options, participant=participant)
     else:
         modes.train_run(run.prepare(loaded, options=options, participant=participant))
@@ -147,19 +186,22 @@ def parse_flags(argv: list[str]) -> list[str]:
 def check_flags(*, init_from: str | None) -> tuple[str, tuple[int, int] | None]:
     """Checks what absl cannot check, and returns the run directory and the steps to profile.
 
-    An evaluation of ``init_from`` needs no directory, which is then empty.
+    Reading ``init_from`` needs no directory, which is then empty.
 
     Raises:
       UserError: a flag is missing or cannot be used.
     """
-    run_dir, is_eval = _RUN_DIR.value or "", _MODE.value == "eval"
-    if not run_dir and not (is_eval and init_from):
-        instead = ", or score parameters with TrainConfig.init_from" if is_eval else ""
+    run_dir, reads = _RUN_DIR.value or "", _MODE.value in ("eval", "generate")
+    if not run_dir and not (reads and init_from):
+        instead = ", or parameters with TrainConfig.init_from" if reads else ""
         raise UserError(
             f"--run_dir is missing: name a directory for the run, gs:// or s3://{instead}."
         )
-    if _CHECKPOINT.value is not None and not is_eval:
-        raise UserError("--checkpoint is for --mode=eval; training goes on from the newest step.")
+    if _CHECKPOINT.value is not None and not reads:
+        raise UserError(
+            "--checkpoint is for --mode=eval and --mode=generate; training goes on from the newest "
+            "step."
+        )
     if _CHECKPOINT.value is not None and not run_dir:
         raise UserError(
             f"--checkpoint={_CHECKPOINT.value} is a step of --run_dir, which is missing; "
@@ -175,6 +217,31 @@ def check_flags(*, init_from: str | None) -> tuple[str, tuple[int, int] | None]:
     if not 1 <= first <= last:
         raise UserError(f"--profile_steps={text}: FIRST must be at least 1 and at most LAST.")
     return run_dir, (first, last)
+
+
+def asked() -> "generation.Request":
+    """Returns what the flags of --mode=generate ask.
+
+    Raises:
+      UserError: a number means nothing.
+    """
+    from trainer.endings import user_error
+    from trainer.generation import Request
+    from trainer.sampling import Sampling
+
+    with user_error(ExitCode.CONFIGURATION):
+        sampling = Sampling(
+            count=_MAX_TOKENS.value,
+            temperature=_TEMPERATURE.value,
+            top_k=_TOP_K.value,
+            top_p=_TOP_P.value,
+            seed=_SEED.value,
+            batch=_BATCH.value,
+        )
+    file = pathlib.Path(_PROMPTS_FILE.value) if _PROMPTS_FILE.value else None
+    return Request(
+        texts=_PROMPT.value, file=file, chat=_CHAT.value, sampling=sampling, json=_JSON.value
+    )
 
 
 def start_jax(participant: Participant, *, cache: pathlib.Path) -> None:

@@ -11,7 +11,7 @@ from absl import logging
 from input_pipeline.placement import DevicePrefetcher
 from launch.contract import Phase
 from trainer import finite_json
-from trainer.assembly import Options, Setup
+from trainer.assembly import Options, Setup, assemble, with_data
 from trainer.checkpoints.store import CheckpointStore
 from trainer.config import LoadedConfig
 from trainer.coordination import agree
@@ -27,7 +27,8 @@ from trainer.metrics.mirror import Mirrored, fetch
 from trainer.metrics.tensorboard import TensorBoardWriter
 from trainer.metrics.writer import Kind, MetricWriter, Several, Thinned
 from trainer.prompts import text_prompt
-from trainer.run import Run, compile_ahead, read_parameters, read_step
+from trainer.reading import read_state, untrained
+from trainer.run import Run, compile_ahead, other_dataset
 from trainer.sampling import Sampling, generate
 from trainer.state import TrainState
 from trainer.step import build_eval_step
@@ -82,17 +83,18 @@ def evaluate_run(loaded: LoadedConfig, *, options: Options, participant: Partici
       UserError: configuration, data, step or parameters cannot be used.
       CheckpointError: no step is whole.
     """
-    scored: dict[str, Any]
-    if options.run_dir:
-        setup, state, step = read_step(loaded, options=options, participant=participant)
-        scored = {"step": step}
-    else:
-        setup, state = read_parameters(loaded, options=options, participant=participant)
-        scored = {"init_from": loaded.run.train.init_from}
+    config = untrained(loaded.run, options=options)
+    program, shardings = assemble(config)
+    setup = with_data(program, shardings, config, options=options, participant=participant)
+    state, restored = read_state(loaded, setup.program, options=options, participant=participant)
+    if restored and restored.dataset_digest != setup.data.digest:
+        logging.warning("%s", other_dataset(restored, setup.data))
+    participant.progress(Phase.COMPILE)
     scores = _score(setup)(state)
     if scores is None:
         raise PreemptedError("SIGTERM during the evaluation; start it again.")
-    setup.say(finite_json.dumps({**scored, **scores}))
+    what = {"step": restored.step} if restored else {"init_from": config.train.init_from}
+    setup.say(finite_json.dumps({**what, **scores}))
 
 
 def _check_best_metric(run: Run) -> None:

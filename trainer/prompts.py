@@ -36,21 +36,37 @@ def text_prompt(text: str, *, tokenizer: Tokenizer) -> np.ndarray:
     return np.asarray([*start, *tokenizer.encode_batch([text.encode()])[0]], np.int32)
 
 
+def stop_tokens(data: DataConfig, *, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Returns the tokens that end an answer: the end of a text and, if it has one, of a turn.
+
+    Raises:
+      ValueError: the chat template of ``data`` cannot be used.
+    """
+    if isinstance(data.source, Conversations):
+        return tuple(sorted({tokenizer.eos, *_ends_of_turns(data.source, tokenizer)}))
+    return (tokenizer.eos,)
+
+
+def _ends_of_turns(source: Conversations, tokenizer: Tokenizer) -> list[int]:
+    """Returns the special token, if it is one, with which the template ends an answer."""
+    how = dataclasses.replace(source, train_on="last_assistant")
+    tokens, learned = ConversationEncoder(how, tokenizer=tokenizer).encode_one(_EXCHANGE)
+    last = int(tokens[learned][-1])
+    return [last] if last in tokenizer.special.values() else []
+
+
 class PromptReader:
     """Turns texts and conversations into prompts.
 
     Attributes:
-      stop: tokens that end an answer: the end of a document, and that of a turn where one was
-        asked for.
+      stop: tokens that end an answer; those of turns from the first conversation on.
     """
 
     def __init__(self, data: DataConfig, *, tokenizer: Tokenizer) -> None:
         """``data`` says how conversations are written, if its source is one of conversations."""
-        source = data.source
-        self._conversations = (
-            source if isinstance(source, Conversations) else Conversations(root="")
-        )
-        self._tokenizer = tokenizer
+        chats = data.source if isinstance(data.source, Conversations) else Conversations(root="")
+        self._data = dataclasses.replace(data, source=chats)
+        self._conversations, self._tokenizer = chats, tokenizer
         self._template: ChatTemplate | None = None
         self.stop: tuple[int, ...] = (tokenizer.eos,)
 
@@ -66,21 +82,13 @@ class PromptReader:
         """
         if self._template is None:
             self._template = chat_template(self._conversations, tokenizer=self._tokenizer)
-            self.stop = (*self.stop, *self._ends_of_turns())
+            self.stop = stop_tokens(self._data, tokenizer=self._tokenizer)
         known = json.loads(conversation_text(asked))
         rendered = self._template.render(
             known["messages"], tools=known.get("tools"), add_generation_prompt=True
         )
         encoded = self._tokenizer.encode_marked(rendered.text, meant=rendered.meant)
         return Prompt(asked, encoded.tokens)
-
-    def _ends_of_turns(self) -> list[int]:
-        """Returns the special token, if it is one, with which the template ends an answer."""
-        how = dataclasses.replace(self._conversations, train_on="last_assistant")
-        encoder = ConversationEncoder(how, tokenizer=self._tokenizer)
-        tokens, learned = encoder.encode_one(_EXCHANGE)
-        last = int(tokens[learned][-1])
-        return [last] if last in self._tokenizer.special.values() else []
 
     def file(self, path: pathlib.Path) -> list[Prompt]:
         """Returns the prompts of a JSON Lines file: {"prompt": text} or {"messages": [...]}.

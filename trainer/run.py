@@ -27,21 +27,19 @@ from trainer.checkpoints.store import CheckpointStore
 from trainer.config import LoadedConfig
 from trainer.distributed import Participant
 from trainer.endings import UserError, user_error
-from trainer.initial_parameters import Base, base_of, initial_parameters, same_base
-from trainer.optimizer_config import SGD
+from trainer.initial_parameters import Base
 from trainer.optimizers import build_schedule
 from trainer.pipeline import check_branches, describe_pipeline
-from trainer.program import ADAPTERS, Program
-from trainer.run_directory import RunDirectory, check_readable, open_run
+from trainer.program import Program
+from trainer.reading import fresh_state, with_base
+from trainer.run_directory import RunDirectory, open_run
 from trainer.state import (
     TrainState,
     abstract_batch,
     abstract_state,
     from_portable,
-    init_state,
     parameter_rows,
     to_portable,
-    with_parameters,
 )
 from trainer.step import build_train_step
 
@@ -142,65 +140,6 @@ def prepare(loaded: LoadedConfig, *, options: Options, participant: Participant)
     return run
 
 
-def read_step(
-    loaded: LoadedConfig, *, options: Options, participant: Participant
-) -> tuple[Setup, TrainState, int]:
-    """Restores a step of a run that may be going on elsewhere; writes nothing into its directory.
-
-    Returns:
-      What scoring needs, the state, and its step.
-
-    Raises:
-      UserError: configuration, data or step cannot be used.
-      RunDirectoryError: there is no run.
-      ConfigError: the run has another configuration.
-      CheckpointError: no step is whole.
-    """
-    program, shardings = assemble(loaded.run)
-    with user_error(ExitCode.CONFIGURATION):
-        root = open_root(options.run_dir)
-    check_readable(root, loaded=loaded, request=options.request)
-    setup = with_data(program, shardings, loaded.run, options=options, participant=participant)
-    store = CheckpointStore(
-        root,
-        attempt=None,
-        config=loaded.run.checkpoint,
-        coordination=participant.coordination,
-    )
-    participant.progress(Phase.RESTORE)
-    abstract = abstract_state(setup.program)
-    with user_error(ExitCode.CONFIGURATION):
-        restored = store.restore(to_portable(abstract, setup.program), step=options.checkpoint)
-    store.close()
-    if restored is None:
-        raise UserError(f"{options.run_dir} has saved no step yet; there is nothing to score.")
-    if restored.dataset_digest != setup.data.digest:
-        logging.warning("%s", _other_dataset(restored, setup.data))
-    participant.progress(Phase.COMPILE)
-    state = from_portable(restored.state, abstract, setup.program)
-    state, _ = _with_base(state, restored, setup=setup)
-    return setup, state, restored.step
-
-
-def read_parameters(
-    loaded: LoadedConfig, *, options: Options, participant: Participant
-) -> tuple[Setup, TrainState]:
-    """Loads what ``TrainConfig.init_from`` names, to be scored as it is.
-
-    Raises:
-      UserError: configuration, data or parameters cannot be used.
-    """
-    # No step is made, so that no moments and no average need room.
-    train = dataclasses.replace(loaded.run.train, ema_decay=None)
-    config = dataclasses.replace(loaded.run, optimizer=SGD(momentum=0.0), train=train)
-    program, shardings = assemble(config)
-    setup = with_data(program, shardings, config, options=options, participant=participant)
-    participant.progress(Phase.RESTORE)
-    state, _ = _fresh(setup)
-    participant.progress(Phase.COMPILE)
-    return setup, state
-
-
 def compile_ahead(
     setup: Setup, build: Callable[[Program], jax.stages.Wrapped] = build_train_step
 ) -> CompiledAhead:
@@ -221,52 +160,29 @@ def resume(
       CheckpointError: there are steps, and none is whole.
     """
     program, config = setup.program, setup.config
+    peers = setup.participant.coordination
     abstract = abstract_state(program)
     restored = store.restore(to_portable(abstract, program))
     batch = config.data.global_batch
     if restored is None:
         logging.info("No checkpoint found; starting from step 0.")
-        state, base = _fresh(setup)
+        state, base = fresh_state(program, config.train.init_from, coordination=peers)
         return state, PositionRecord.start(global_batch=batch), 0, base
     if restored.dataset_digest != setup.data.digest:
-        message = f"{_other_dataset(restored, setup.data)} Restore the dataset, or start a new run "
+        message = f"{other_dataset(restored, setup.data)} Restore the dataset, or start a new run "
         raise UserError(f"{message}with TrainConfig.init_from.", ExitCode.DATA)
     position = PositionRecord.from_json(restored.data["position"])
     if position.entry(restored.step).global_batch != batch:
         position = position.change_batch(at_step=restored.step, global_batch=batch)
     state = from_portable(restored.state, abstract, program)
-    state, base = _with_base(state, restored, setup=setup)
+    state, base = with_base(
+        state, restored, init_from=config.train.init_from, program=program, coordination=peers
+    )
     return state, position, restored.step, base
 
 
-def _fresh(setup: Setup) -> tuple[TrainState, Base | None]:
-    """Returns the state of step 0, and its base where only adapters are trained."""
-    program, url = setup.program, setup.config.train.init_from
-    if url is None:
-        return init_state(program), None
-    peers = setup.participant.coordination
-    with user_error(ExitCode.CONFIGURATION):
-        base = base_of(url, coordination=peers)
-        parameters = initial_parameters(base.url, program, coordination=peers)
-    return init_state(program, parameters), base if program.trained == ADAPTERS else None
-
-
-def _with_base(
-    state: TrainState, restored: Restored, *, setup: Setup
-) -> tuple[TrainState, Base | None]:
-    """Completes a restored state with the parameters that its adapters belong to, if it has any."""
-    if setup.program.trained != ADAPTERS:
-        return state, None
-    url, peers = setup.config.train.init_from, setup.participant.coordination
-    assert url is not None
-    recorded = Base(**restored.data["adapters"]["base"])
-    with user_error(ExitCode.CONFIGURATION):
-        base = same_base(recorded, url)
-        parameters = initial_parameters(base.url, setup.program, coordination=peers)
-    return with_parameters(state, parameters), base
-
-
-def _other_dataset(restored: Restored, data: Dataset) -> str:
+def other_dataset(restored: Restored, data: Dataset) -> str:
+    """Says that a step belongs to other data."""
     return (
         f"Step {restored.step} was trained on dataset {restored.dataset_digest[:12]}, but "
         f"DataConfig now names {data.digest[:12]} ({data.manifest.name}): files, tokenizer or "
@@ -288,6 +204,7 @@ def describe_run(run: Run) -> None:
         f"{count:,} parameters{trained}; mesh {describe(mesh)}; attempt {run.directory.attempt} "
         f"from step {run.start_step}"
     )
+    run.say(run.data.describe())
     if line := describe_pipeline(run.program):
         run.say(line)
     if message := moved_schedule(run):

@@ -31,6 +31,7 @@ _FIRST_PORT, _PORTS = 20000, 12000
 _SLURMD_PORT = 6818
 _PROBE_S = 1.0
 _PROBES = 2
+_PING_S = 4.0
 _WAIT_S = 0.25
 _STEP_S, _STEP_PAUSE_S = 60.0, 1.0
 _NODE = "SLURMD_NODENAME"
@@ -55,6 +56,7 @@ class SlurmGang:
             raise EngineError("There is no allocation around this process; use launch submit.")
         self._restart = environ.get("SLURM_RESTART_COUNT", "0")
         self._domains: dict[str, str] | None = None
+        self._seen: Sequence[Host] = ()
         self._port = 0
         self._signals: list[int] = []
         if self._superseded():
@@ -82,7 +84,7 @@ class SlurmGang:
         if self._domains is None:
             self._domains = slurm_nodes.domains(self._scontrol("show", "topology"))
         living = [name for name, node in nodes.items() if node.lives]
-        return [
+        self._seen = [
             Host(
                 name=name,
                 address=nodes[name].address,
@@ -90,6 +92,7 @@ class SlurmGang:
             )
             for name in slurm_nodes.ordered(living, domain=self._domains)
         ]
+        return self._seen
 
     def notice(self) -> str | None:
         """Slurm signals the batch script where no agent is there to hear it."""
@@ -122,7 +125,7 @@ class SlurmGang:
             return True
         if any(_answers(host.address, self._slurmd_port()) for _ in range(_PROBES)):
             return True
-        return self._is_cut_off()
+        return self._is_cut_off(besides=host)
 
     def end(self, *, timeout_s: float) -> None:
         """Waits for an orphaned srun and its step; agents let their processes save."""
@@ -205,9 +208,14 @@ class SlurmGang:
         )
         ranks.write_pids(pids, [lookout.pid])
 
-    def _is_cut_off(self) -> bool:
+    def _is_cut_off(self, *, besides: Host) -> bool:
+        """Whether nothing else answers either; a controller may only be busy with the lost host."""
+        here = (self._environ.get(_NODE), besides.name)
+        others = [host for host in self._seen if host.name not in here]
+        if any(_answers(host.address, self._slurmd_port()) for host in others[:_PROBES]):
+            return False
         try:
-            commands.run(["scontrol", "ping"], patience_s=0, always_again=True)
+            commands.run(["scontrol", "ping"], patience_s=_PING_S, always_again=True)
         except commands.Unreached:
             return True
         return False

@@ -12,9 +12,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from input_pipeline.progress import Progress
 from launch.exit_codes import ExitCode
 
-DTYPES = ("float32", "bfloat16", "float16")
+DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes of a number by its type."""
 EPILOG = """\
 examples:
   python -m models.huggingface inspect downloads/Llama-3.1-8B
@@ -69,7 +71,10 @@ def _parser() -> argparse.ArgumentParser:
         command.set_defaults(run=run)
     bring.add_argument("out", type=pathlib.Path, help="folder to make")
     bring.add_argument(
-        "--param_dtype", choices=DTYPES[:2], default="float32", help="type that parameters keep"
+        "--param_dtype",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="type that parameters keep",
     )
     export = commands.add_parser("export", help="a run's step becomes a folder of safetensors")
     export.add_argument("url", help="a run, a step of it (RUN/checkpoints/100.a1) or an import")
@@ -77,6 +82,9 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("--dtype", choices=DTYPES, help="type of the files; default: as saved")
     export.add_argument(
         "--architecture", help="such as llama; default: the first that can express the model"
+    )
+    export.add_argument(
+        "--cache_dir", default="~/.cache/lockstep", help="of the run, as trainer.main has it"
     )
     export.set_defaults(run=_export)
     for command in (inspect, bring, export):
@@ -95,31 +103,43 @@ def _import(arguments: argparse.Namespace) -> Mapping[str, Any]:
     from models.huggingface import inspection
     from trainer.importing import import_folder
 
-    begin = time.monotonic()
+    begin, shown, peaks = time.monotonic(), Progress("Reading"), [0]
+
+    def progress(done: int, of: int) -> None:
+        shown(done, of)
+        peaks[0] = _peak_bytes()
+
     source = import_folder(
         arguments.folder,
         arguments.out,
         param_dtype=arguments.param_dtype,
         ignore=arguments.ignore,
-        progress=_Progress("Reading"),
+        progress=progress,
     )
-    numbers = inspection.describe(source)
-    peak, seconds = _peak_bytes(), time.monotonic() - begin
-    text = (
-        f"{arguments.out}: {source.architecture.name}, {numbers['parameters']:,} parameters as "
-        f"{arguments.param_dtype}, in {seconds:.0f} s; this process held at most "
-        f"{peak / 1e9:.2f} GB.\nTrain from it: --gin.TrainConfig.init_from=\"'{arguments.out}'\", "
-        f"with include '{arguments.out}/model.gin' in the run's gin file."
-    )
-    return {
-        "text": text,
+    found = inspection.describe(source)
+    told = {
         "out": str(arguments.out),
         "architecture": source.architecture.name,
-        "parameters": numbers["parameters"],
+        "parameters": found["parameters"],
         "param_dtype": arguments.param_dtype,
-        "seconds": seconds,
-        "peak_bytes": peak,
+        "seconds": time.monotonic() - begin,
+        "parameter_bytes": found["parameters"] * DTYPES[arguments.param_dtype],
+        "largest_tensor_bytes": found["largest_tensor_bytes"],
+        "peak_bytes_reading": peaks[0],
+        "peak_bytes": _peak_bytes(),
     }
+    size, largest, reading, peak = (
+        f"{told[name] / 1e9:.2f} GB"
+        for name in ("parameter_bytes", "largest_tensor_bytes", "peak_bytes_reading", "peak_bytes")
+    )
+    text = (
+        f"{arguments.out}: {source.architecture.name}, {found['parameters']:,} parameters as "
+        f"{arguments.param_dtype} ({size}, largest tensor read {largest}), in "
+        f"{told['seconds']:.0f} s. This process held at most {reading} while reading and {peak} in "
+        f"all.\nTrain from it: --gin.TrainConfig.init_from=\"'{arguments.out}'\", with include "
+        f"'{arguments.out}/model.gin' in the run's gin file."
+    )
+    return {"text": text, **told}
 
 
 def _export(arguments: argparse.Namespace) -> Mapping[str, Any]:
@@ -132,37 +152,21 @@ def _export(arguments: argparse.Namespace) -> Mapping[str, Any]:
         arguments.out,
         dtype=arguments.dtype,
         architecture=arguments.architecture,
-        progress=_Progress("Writing"),
+        cache_dir=pathlib.Path(arguments.cache_dir).expanduser(),
+        progress=Progress("Writing"),
     )
     what = "the average of its parameters" if exported.averaged else "its parameters"
     text = (
         f"{arguments.out}: step {exported.step}, {what}, as {exported.architecture} in "
         f"{exported.dtype}, {len(exported.files)} file(s)."
     )
+    if exported.no_tokenizer:
+        text += f"\nNo tokenizer was written: {exported.no_tokenizer}"
     return {"text": text, "out": str(arguments.out), **dataclasses.asdict(exported)}
 
 
 def _peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-class _Progress:
-    """One line that moves on a terminal; elsewhere a line every ten seconds."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._terminal = sys.stderr.isatty()
-        self._next = time.monotonic() + (0.2 if self._terminal else 10.0)
-
-    def __call__(self, done: int, of: int) -> None:
-        now, last = time.monotonic(), done == of
-        if now < self._next and not (last and self._terminal):
-            return
-        self._next = now + (0.2 if self._terminal else 10.0)
-        text = f"{self._what}: {100 * done // max(of, 1)}%"
-        end = ("\n" if last else "") if self._terminal else "\n"
-        sys.stderr.write(f"\r{text}{end}" if self._terminal else f"{text}{end}")
-        sys.stderr.flush()
 
 
 if __name__ == "__main__":

@@ -105,13 +105,14 @@ QWEN_EXPERTS = _block(
 SIZES = (Same("vocab_size", "vocab_size"), Same("hidden_size", "embed_dim"))
 EPS = Same("rms_norm_eps", "norm_eps", float, 1e-6)
 UNTIED, TIED = (Same("tie_word_embeddings", "tied_embedding", bool, at) for at in (False, True))
-SILU, NO_DROPOUT = Only("hidden_act", "silu", written=True), Only("attention_dropout", 0)
+NO_DROPOUT = Only("attention_dropout", 0)
 NO_BIAS = Only("attention_bias", False, written=True)
+COMMON = (*SIZES, UNTIED, Only("hidden_act", "silu", written=True), NO_DROPOUT)
 GEMMA_KEYS = (
     *SIZES,
     EPS,
     TIED,
-    Heads(head_dim=256, kv_heads=4),
+    Heads(head_dim=256, kv_heads=4, divide=True),
     AttentionScale(256, head_dim=256),
     Only("hidden_activation", "gelu_pytorch_tanh", written=True),
     Only("hidden_act", "gelu_pytorch_tanh"),
@@ -126,16 +127,14 @@ LLAMA = Architecture(
     model_type="llama",
     rows=(*WHOLE, *ATTENTION, *GATED, *NORMS),
     keys=(
-        *SIZES,
+        *COMMON,
         EPS,
-        UNTIED,
-        Heads(),
+        Heads(divide=True),
         Rope(),
         Blocks(NoWindow()),
-        SILU,
         NO_BIAS,
         Only("mlp_bias", False, written=True),
-        NO_DROPOUT,
+        Only("rope_interleaved", False),
     ),
 )
 MISTRAL = Architecture(
@@ -143,14 +142,11 @@ MISTRAL = Architecture(
     model_type="mistral",
     rows=LLAMA.rows,
     keys=(
-        *SIZES,
+        *COMMON,
         EPS,
-        UNTIED,
         Heads(kv_heads=8),
         Rope(),
         Blocks(OneWindow(4096)),
-        SILU,
-        NO_DROPOUT,
     ),
 )
 QWEN2 = Architecture(
@@ -158,14 +154,11 @@ QWEN2 = Architecture(
     model_type="qwen2",
     rows=(*WHOLE, *ATTENTION, *BIASES, *GATED, *NORMS),
     keys=(
-        *SIZES,
+        *COMMON,
         EPS,
-        UNTIED,
         Heads(kv_heads=32),
         Rope(),
         Blocks(SwitchedWindow()),
-        SILU,
-        NO_DROPOUT,
         Only("use_mrope", False),
     ),
     fixed={"qkv_bias": True},
@@ -175,15 +168,12 @@ QWEN3 = Architecture(
     model_type="qwen3",
     rows=(*WHOLE, *ATTENTION, *HEAD_NORMS, *GATED, *NORMS),
     keys=(
-        *SIZES,
+        *COMMON,
         EPS,
-        UNTIED,
         Heads(head_dim=128, kv_heads=32),
         Rope(),
         Blocks(SwitchedWindow()),
-        SILU,
         NO_BIAS,
-        NO_DROPOUT,
     ),
     fixed={"qk_norm": True},
 )
@@ -219,9 +209,8 @@ MIXTRAL = Architecture(
     model_type="mixtral",
     rows=(*WHOLE, *ATTENTION, *MIXTRAL_EXPERTS, *NORMS),
     keys=(
-        *SIZES,
+        *COMMON,
         Same("rms_norm_eps", "norm_eps", float, 1e-5),
-        UNTIED,
         Heads(kv_heads=8),
         Rope(base=1_000_000.0),
         Blocks(
@@ -233,8 +222,6 @@ MIXTRAL = Architecture(
                 mixed=False,
             ),
         ),
-        SILU,
-        NO_DROPOUT,
         Only("router_jitter_noise", 0),
     ),
 )
@@ -243,9 +230,8 @@ QWEN3_MOE = Architecture(
     model_type="qwen3_moe",
     rows=(*WHOLE, *ATTENTION, *HEAD_NORMS, *GATED, *QWEN_EXPERTS, *NORMS),
     keys=(
-        *SIZES,
+        *COMMON,
         EPS,
-        UNTIED,
         Heads(kv_heads=4),
         Rope(),
         Blocks(
@@ -257,9 +243,7 @@ QWEN3_MOE = Architecture(
                 mixed=True,
             ),
         ),
-        SILU,
         NO_BIAS,
-        NO_DROPOUT,
     ),
     fixed={"qk_norm": True},
 )

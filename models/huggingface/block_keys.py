@@ -121,6 +121,7 @@ class Alternating:
 
     def write(self, local: Sequence[bool], window: int | None) -> Fields:
         """Writes layer_types, and the period where the blocks follow one."""
+        # transformers wants a number even where no block has a window.
         written: Fields = {"sliding_window": window or 4096, "layer_types": _types_of(local)}
         period = [*local, False].index(False) + 1
         follows = all(each == (n % period != 0) for n, each in enumerate(local, start=1))
@@ -137,7 +138,7 @@ def _layer_types(keys: Keys, *, layers: int) -> list[bool] | None:
     types = keys.get("layer_types", list, default=None)
     if types is None:
         return None
-    if len(types) != layers or not set(types) <= {SLIDING, FULL}:
+    if len(types) != layers or not all(each in (SLIDING, FULL) for each in types):
         raise keys.refusal(
             "layer_types", f"it must name {SLIDING!r} or {FULL!r} for each of {layers} blocks."
         )
@@ -172,7 +173,8 @@ class Mixture:
             raise keys.refusal(names[0], f"it disagrees with {names[1]}.")
         sparse = self._sparse(keys, layers=layers) if self.mixed else [True] * layers
         renormalize = self.renormalizes or keys.get("norm_topk_prob", bool, default=False)
-        experts = ExpertsConfig(
+        experts = keys.build(
+            ExpertsConfig,
             count=counts.pop(),
             chosen=keys.get("num_experts_per_tok", int),
             mlp_dim=keys.get(self.width, int),
@@ -185,6 +187,8 @@ class Mixture:
         dense = keys.get("mlp_only_layers", list, default=[])
         if step < 1:
             raise keys.refusal("decoder_sparse_step", "it must be positive.")
+        if not all(type(n) is int and 0 <= n < layers for n in dense):
+            raise keys.refusal("mlp_only_layers", f"it must hold numbers from 0 to {layers - 1}.")
         return [n not in dense and (n + 1) % step == 0 for n in range(layers)]
 
     def write(self, config: DecoderConfig) -> Fields:

@@ -20,10 +20,11 @@ WITHOUT_INFLUENCE = frozenset(
         *("_attn_implementation_autoset", "attn_implementation", "_attn_implementation"),
         *("output_attentions", "output_hidden_states", "output_router_logits", "return_dict"),
         *("gradient_checkpointing", "torchscript", "use_bfloat16", "tokenizer_class"),
+        *("is_llama_config", "transformers.js_config", "unsloth_fixed", "unsloth_version"),
         # Training: its start, and losses beside the usual one.
         *("initializer_range", "router_aux_loss_coef"),
         # Lengths; llama3's scaling looks at the first itself.
-        *("max_position_embeddings", "_sliding_window_pattern"),
+        *("max_position_embeddings", "max_sequence_length", "_sliding_window_pattern"),
         # Tokens, and how text is generated.
         *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "max_length"),
         *("min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups"),
@@ -74,10 +75,7 @@ def read(
             raise keys.refusal(
                 name, f"{known}. Name it among those to ignore if logits do not depend on it."
             )
-    try:
-        return architecture, DecoderConfig(**fields)
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from error
+    return architecture, keys.build(DecoderConfig, **fields)
 
 
 def _architecture(config: Mapping[str, Any], *, where: str) -> Architecture:
@@ -86,9 +84,11 @@ def _architecture(config: Mapping[str, Any], *, where: str) -> Architecture:
         named = not names and config.get("model_type") == architecture.model_type
         if names == [architecture.name] or named:
             return architecture
+    reasons = [why for key, why in REFUSED.items() if config.get(key) is not None]
     raise ValueError(
         f"{where}: architectures={config.get('architectures')!r} with "
-        f"model_type={config.get('model_type')!r} is not supported. Supported are "
+        f"model_type={config.get('model_type')!r} is not supported"
+        f"{''.join(f'; {why}' for why in reasons)}. Supported are "
         f"{', '.join(each.name for each in ARCHITECTURES)}."
     )
 

@@ -7,7 +7,8 @@ programs too. Imports neither jax nor flax.
 """
 
 import dataclasses
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from models.decoder_config import DecoderConfig, RopeScaling
@@ -30,7 +31,7 @@ class Keys:
         """Returns a value of one of ``kinds``; null counts as absent.
 
         Raises:
-          ValueError: it is of another type, or absent without a default.
+          ValueError: it is of another type, negative or not finite, or absent without a default.
         """
         self.seen.add(name)
         value = self.content.get(name)
@@ -43,6 +44,8 @@ class Keys:
         if type(value) not in kinds:
             names = " or ".join(kind.__name__ for kind in kinds)
             raise ValueError(f"{self.where}: {name}={value!r} must be of type {names}.")
+        if isinstance(value, float | int) and not 0 <= value < math.inf:
+            raise self.refusal(name, "it must be finite and not negative.")
         return value
 
     def part(self, name: str) -> "Keys":
@@ -52,6 +55,13 @@ class Keys:
     def rest(self) -> list[str]:
         """Returns the names nobody asked for."""
         return [name for name in self.content if name not in self.seen]
+
+    def build[Built](self, kind: Callable[..., Built], **fields: Any) -> Built:
+        """Returns ``kind(**fields)``; what that refuses is said to stand in this file."""
+        try:
+            return kind(**fields)
+        except ValueError as error:
+            raise ValueError(f"{self.where}: {error}") from error
 
     def refusal(self, name: str, why: str) -> ValueError:
         """Returns the error that refuses a key's value."""
@@ -132,10 +142,13 @@ class Heads:
     Attributes:
       head_dim: what an absent head_dim means; None derives it.
       kv_heads: what an absent num_key_value_heads means; None takes as many as query heads.
+      divide: whether transformers refuses a width that is no multiple of the heads, though
+        head_dim is given.
     """
 
     head_dim: int | None = None
     kv_heads: int | None = None
+    divide: bool = False
 
     def read(self, keys: Keys) -> Fields:
         """Reads them."""
@@ -148,6 +161,10 @@ class Heads:
 
     def write(self, config: DecoderConfig) -> Fields:
         """Writes head_dim only where it would not be derived: older programs do not know it."""
+        if self.divide and config.embed_dim % config.heads:
+            raise ValueError(
+                f"embed_dim={config.embed_dim} must be a multiple of {config.heads} heads"
+            )
         written = {"num_attention_heads": config.heads, "num_key_value_heads": config.kv_heads}
         derived = config.embed_dim / config.heads
         if self.head_dim is not None or config.head_dim != derived:
@@ -181,6 +198,14 @@ class AttentionScale:
         return {"query_pre_attn_scalar": config.head_dim if scale is None else round(scale**-2)}
 
 
+OLDER = {
+    "rope_theta": "rope_base",
+    "rope_scaling": "rope_scaling",
+    "rope_local_base_freq": "local_rope_base",
+}
+"""Keys of the older form, and the fields that they set."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Rope:
     """Rotary frequencies.
@@ -195,42 +220,39 @@ class Rope:
     local_base: float | None = None
 
     def read(self, keys: Keys) -> Fields:
-        """Reads either form; where both are there they must agree."""
-        new = keys.part("rope_parameters")
-        old = self._old(keys)
-        if not new.content:
-            return old
-        found = self._nested(new, keys) if self.local_base else self._flat(new, keys)
-        given = ["rope_scaling", "rope_theta", "rope_local_base_freq"]
-        if found != old and any(keys.content.get(name) is not None for name in given):
-            raise keys.refusal("rope_parameters", f"it disagrees with {' or '.join(given)}.")
-        return found
-
-    def _old(self, keys: Keys) -> Fields:
-        base = keys.get("rope_theta", float, default=self.base)
+        """Reads either form; what both say must be the same."""
         scaling = keys.part("rope_scaling")
-        fields: Fields = {"rope_base": base, "rope_scaling": _scaling(scaling, keys)}
+        old: Fields = {
+            "rope_base": keys.get("rope_theta", float, default=self.base),
+            "rope_scaling": _scaling(scaling, keys),
+        }
         _finish(scaling)
         if self.local_base:
             local = keys.get("rope_local_base_freq", float, default=self.local_base)
-            fields["local_rope_base"] = local
-        return fields
+            old["local_rope_base"] = local
+        new = keys.part("rope_parameters")
+        if not new.content:
+            return old
+        found = self._nested(new, keys, old) if self.local_base else self._flat(new, keys, old)
+        for name, ours in OLDER.items():
+            if keys.content.get(name) is not None and found[ours] != old[ours]:
+                raise keys.refusal("rope_parameters", f"{name} says otherwise.")
+        return found
 
-    def _flat(self, new: Keys, keys: Keys) -> Fields:
-        base = new.get("rope_theta", float, default=self.base)
+    def _flat(self, new: Keys, keys: Keys, old: Fields) -> Fields:
+        base = new.get("rope_theta", float, default=old["rope_base"])
         fields = {"rope_base": base, "rope_scaling": _scaling(new, keys)}
         _finish(new)
         return fields
 
-    def _nested(self, new: Keys, keys: Keys) -> Fields:
+    def _nested(self, new: Keys, keys: Keys, old: Fields) -> Fields:
         full, sliding = new.part("full_attention"), new.part("sliding_attention")
         _finish(new)
-        fields = self._flat(full, keys)
-        fields["local_rope_base"] = sliding.get("rope_theta", float, default=self.local_base)
+        local = sliding.get("rope_theta", float, default=old["local_rope_base"])
         if _scaling(sliding, keys) is not None:
             raise new.refusal("sliding_attention", "frequencies of a window are not scaled.")
         _finish(sliding)
-        return fields
+        return {**self._flat(full, keys, old), "local_rope_base": local}
 
     def write(self, config: DecoderConfig) -> Fields:
         """Writes the older form."""
@@ -259,12 +281,13 @@ def _scaling(keys: Keys, around: Keys) -> RopeScaling | None:
     if kind == "default":
         return None
     if kind == "linear":
-        return RopeScaling(factor=keys.get("factor", float))
+        return keys.build(RopeScaling, factor=keys.get("factor", float))
     if kind != "llama3":
         name = "rope_type" if "rope_type" in keys.content else "type"
         raise keys.refusal(name, "only 'default', 'linear' and 'llama3' are supported.")
     length = around.get("max_position_embeddings", int, default=0)
-    return RopeScaling(
+    return keys.build(
+        RopeScaling,
         factor=keys.get("factor", float),
         low_frequency_factor=keys.get("low_freq_factor", float),
         high_frequency_factor=keys.get("high_freq_factor", float),

@@ -36,6 +36,11 @@ DTYPES: dict[str, np.dtype] = {
 know."""
 
 
+def dtype_of(name: str) -> np.dtype:
+    """Returns a type by its name, "bfloat16" included."""
+    return np.dtype(getattr(ml_dtypes, name, name))
+
+
 @dataclasses.dataclass(frozen=True)
 class Stored:
     """One tensor of a folder: its file, its type as safetensors names it, and its shape."""
@@ -212,7 +217,7 @@ class FolderWriter:
           shard_bytes: a file is closed before the tensor that would make it larger.
         """
         self._folder = folder
-        self._dtype = np.dtype(getattr(ml_dtypes, dtype, dtype))
+        self._dtype = dtype_of(dtype)
         code = next(code for code, known in DTYPES.items() if known == self._dtype)
         shards = _shards(planned, itemsize=self._dtype.itemsize, most=shard_bytes)
         self.files = _file_names(len(shards))

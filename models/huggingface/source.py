@@ -14,6 +14,8 @@ from models.huggingface.safetensors_files import TensorFolder
 from models.huggingface.tensors import Tensor
 
 CONFIG = "config.json"
+MODEL = "model.gin"
+"""What an imported folder has besides."""
 
 _END = 1 << 20
 
@@ -71,6 +73,16 @@ class Source:
                 file.seek(max(0, size - _END))
                 known.update(file.read(_END))
         return known.hexdigest()
+
+
+def is_huggingface(url: str) -> bool:
+    """Whether a URL names a Hugging Face folder rather than a run, a step or an import of ours."""
+    return "://" not in url and (pathlib.Path(url) / CONFIG).is_file() and not is_imported(url)
+
+
+def is_imported(url: str) -> bool:
+    """Whether a URL names a folder that was imported."""
+    return "://" not in url and (pathlib.Path(url) / MODEL).is_file()
 
 
 def open_source(folder: pathlib.Path, *, ignore: Sequence[str] = ()) -> Source:

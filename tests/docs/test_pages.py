@@ -9,6 +9,7 @@ import pytest
 from input_pipeline.dataset import build_dataset
 from launch import spec_reference
 from launch.contract import VARIABLES, ExitCode, ending
+from models.huggingface.architectures import ARCHITECTURES
 from models.remat import SAVEABLE
 from partitioning import figures
 from partitioning.mesh_config import RulesConfig
@@ -38,6 +39,12 @@ def test_adding_a_dataset(folder):
     names = pages.run("adding_a_dataset")
     assert (folder / "shards" / "manifest.json").is_file()
     assert names["build_dataset"] is build_dataset
+
+
+def test_finetuning(folder):
+    pages.run("finetuning")
+    assert (folder / "conversation_shards" / "manifest.json").is_file()
+    assert (folder / "exported" / "chat_template.jinja").is_file()
 
 
 def test_adding_a_model(folder):
@@ -158,6 +165,8 @@ def test_every_page_with_examples_is_run_by_a_test():
         "adding_a_dataset",
         "adding_a_model",
         "dry_run",
+        "finetuning",
+        "huggingface",
         "launch",
         "parallelism",
         "memory",
@@ -174,3 +183,11 @@ def test_configurations_that_a_page_names_exist(page):
     named = re.findall(r"configs/[\w/]+\.(?:gin|yaml)", page.read_text())
     missing = {name for name in named if not (REPOSITORY / name).exists()}
     assert missing <= {"configs/models/tny.gin"}, "a misspelt name that an example is about"
+
+
+def test_huggingface():
+    assert kinds("huggingface") == {"console", "python", "text"}
+    pages.run("huggingface")
+    text = (REPOSITORY / "docs" / "huggingface.md").read_text()
+    named = re.findall(r"^\| `(\w+ForCausalLM)` \|", text, re.MULTILINE)
+    assert named == [architecture.name for architecture in ARCHITECTURES]

@@ -31,6 +31,7 @@ def answered(folder: str, conversations: list, texts: list[str]) -> dict[str, li
     return {
         "tokens": [one["input_ids"] for one in made],
         "masks": [one["assistant_masks"] for one in made] if marked else [],
+        "starts": tokenizer("the cat")["input_ids"][0],
         "texts": [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts],
     }
 

@@ -37,6 +37,11 @@ def test_the_generation_prompt_and_variables_are_known() -> None:
     assert rendered("{{ eos_token }}{{ tools is none }}") == "True"
 
 
+def test_operators_do_what_they_do_in_jinja() -> None:
+    source = "{{ 'a' ~ 1 ~ none ~ missing }} {{ 'ab' * 2 }} {{ [1] + [2] }} {{ 2 ** 3 + 0.5 }}"
+    assert rendered(source) == "a1None abab [1, 2] 8.5"
+
+
 def test_json_is_written_as_it_is() -> None:
     source = "{{ tools[0] | tojson }} {{ tools | tojson(indent=1) }}"
     made = rendered(source, tools=[{"name": "é<b>"}])
@@ -103,6 +108,10 @@ HOSTILE = {
     "power": "{{ 10 ** (10 ** 10) }}",
     "doubling": (
         "{% set ns = namespace(s='xx') %}{% for i in range(60) %}{% set ns.s = ns.s + ns.s %}"
+        "{% endfor %}{{ ns.s }}"
+    ),
+    "joining": (
+        "{% set ns = namespace(s='xx') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}"
         "{% endfor %}{{ ns.s }}"
     ),
     "recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",

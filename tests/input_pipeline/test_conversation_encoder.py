@@ -109,6 +109,11 @@ def test_tokens_are_those_of_transformers(folders, reference) -> None:
         assert [one.tolist() for one in texts] == answers["texts"], name
 
 
+@pytest.mark.parametrize("name", ["plain", "bytes", "saved headers", "saved brackets"])
+def test_what_is_saved_begins_texts_elsewhere_as_here(folders, reference, name) -> None:
+    assert reference[name]["starts"] == encoder_for(folders[name])[1].bos
+
+
 @pytest.mark.parametrize("name", ["marked", "plain", "bytes"])
 def test_marked_answers_are_those_of_transformers(folders, reference, name) -> None:
     encoder, _ = encoder_for(folders[name])

@@ -1,6 +1,5 @@
 """Whole documents in rows: none is cut by a row, each comes once per epoch, rows are full."""
 
-import logging
 import pickle
 import time
 
@@ -150,7 +149,7 @@ def test_rows_are_over_95_percent_full_for_lognormal_lengths(make_store, documen
     rng = np.random.default_rng(1)
     lengths = np.minimum(rng.lognormal(5.3, 1.0, documents).astype(int) + 2, length + 1)
     _, plan = planned(make_store(lengths, vocab=1 << 23), length=length, shuffle=True, seed=0)
-    assert plan.fill > 0.95
+    assert plan.predictions / (plan.rows_per_epoch * length) > 0.95
 
 
 def test_a_million_documents_are_planned_in_seconds() -> None:
@@ -169,7 +168,7 @@ def test_a_million_documents_are_planned_in_seconds() -> None:
     start = time.process_time()
     plan = WholeDocuments(Lengths(), sequence_length=4096, shuffle=True, seed=0)
     assert time.process_time() - start < 10
-    assert plan.fill > 0.99
+    assert plan.predictions / (plan.rows_per_epoch * 4096) > 0.99
 
 
 def test_documents_longer_than_a_row_are_counted_with_what_is_lost(make_store, caplog) -> None:
@@ -177,12 +176,18 @@ def test_documents_longer_than_a_row_are_counted_with_what_is_lost(make_store, c
     # Of the first, the learned part lies beyond the row; of the last, inside.
     weights = np.array([0] * 15 + [1] * 5 + [0, 1, 1, 1, 1] + [0] * 3 + [1] * 17)
     folder = make_store(lengths, weights=weights)
-    with caplog.at_level(logging.INFO):
-        _, plan = planned(folder, length=8, shuffle=False, seed=0)
+    _, plan = planned(folder, length=8, shuffle=False, seed=0)
     assert (plan.cut, plan.left_out, plan.unlearned) == (2, 22, 1)
     assert "2 of 3 documents are longer than DataConfig.sequence_length=8" in caplog.text
     assert "last 22 tokens are left out, and 1 of them keep nothing to learn" in caplog.text
-    assert "83.3% filled" in caplog.text
+
+
+def test_how_full_the_rows_are_is_said(make_dataset) -> None:
+    weights = np.array([0, 1] * 10)
+    said = make_dataset([9, 5, 6], packing="whole", weights=weights).describe()
+    assert said == (
+        "test: 3 documents in 3 rows of 8 an epoch, 70.8% filled; 10 tokens are to be learned"
+    )
 
 
 def test_a_split_in_which_nothing_is_learned_is_refused(make_dataset) -> None:

@@ -34,11 +34,8 @@ def test_a_host_that_lost_its_power_is_excluded_from_the_next_allocation(
     assert run.wait_for_end() == 0, run.story()
     run.check_end()
     reason = run.reasons()[-2]  # the last one is the end
-    assert (reason.host, reason.cause, reason.retry) == (
-        lost,
-        "HostLost",
-        RetryClass.INFRASTRUCTURE,
-    )
+    told = (reason.host, reason.cause, reason.retry)
+    assert told == (lost, "HostLost", RetryClass.INFRASTRUCTURE), run.story()
     assert lost not in hosts(run)
     first, second = run.job_ids()
     assert run.show("ExcNodeList") == lost

@@ -135,6 +135,27 @@ def test_text_needs_files_and_a_licence(tmp_path: pathlib.Path) -> None:
     assert wrong(QUICKSTART, *source, "TextFiles.licence='CC0-1.0'") == {}
 
 
+def test_conversations_need_files_and_a_folder_may_hold_the_tokenizer(
+    tmp_path: pathlib.Path,
+) -> None:
+    bindings = (
+        "DataConfig.source=@Conversations()",
+        f"Conversations.root='{tmp_path}'",
+        "Conversations.licence='CC0-1.0'",
+        "DataConfig.tokenizer=@TokenizerFile()",
+        f"TokenizerFile.path='{tmp_path}'",
+    )
+    found = examine(QUICKSTART, bindings, devices=1, processes=1)
+    errors = [f.message for f in found if f.verdict is Verdict.ERROR]
+    assert len(errors) == 2
+    assert "Conversations.files: pattern" in errors[0]
+    assert "neither tokenizer.json nor a SentencePiece" in errors[1]
+    (tmp_path / "a.jsonl").write_text("")
+    (tmp_path / "tokenizer.model").write_bytes(b"")
+    found = examine(QUICKSTART, bindings, devices=1, processes=1)
+    assert not [f.message for f in found if f.verdict is Verdict.ERROR]
+
+
 def test_a_tokenizer_that_is_not_there_is_named() -> None:
     tokenizer = (
         "DataConfig.tokenizer=@TokenizerFile()",

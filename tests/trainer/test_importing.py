@@ -43,7 +43,13 @@ def bits(folder: pathlib.Path) -> dict[str, tuple[str, bytes]]:
 def test_what_was_imported_is_exported_bit_by_bit(tmp_path: pathlib.Path, config) -> None:
     write_folder(tmp_path / "model", config, dtype="bfloat16", files=2)
     import_folder(tmp_path / "model", tmp_path / "imported")
-    export_step(str(tmp_path / "imported"), tmp_path / "back", dtype="bfloat16", shard_bytes=4000)
+    export_step(
+        str(tmp_path / "imported"),
+        tmp_path / "back",
+        cache_dir=tmp_path,
+        dtype="bfloat16",
+        shard_bytes=4000,
+    )
     assert bits(tmp_path / "back") == bits(tmp_path / "model")
     assert len(list((tmp_path / "back").glob("*.safetensors"))) > 2
     assert open_source(tmp_path / "back").config == open_source(tmp_path / "model").config
@@ -75,7 +81,7 @@ def test_the_parameters_may_be_kept_in_sixteen_bits(tmp_path: pathlib.Path) -> N
     with open_step(str(tmp_path / "imported")) as step:
         assert {leaf.dtype for leaf in step.tree.values()} == {"bfloat16"}
     assert "param_dtype = 'bfloat16'" in (tmp_path / "imported" / "model.gin").read_text()
-    export_step(str(tmp_path / "imported"), tmp_path / "back")
+    export_step(str(tmp_path / "imported"), tmp_path / "back", cache_dir=tmp_path)
     assert bits(tmp_path / "back") == bits(tmp_path / "model")
 
 
@@ -145,7 +151,7 @@ def test_a_run_of_any_mesh_is_exported(tmp_path: pathlib.Path) -> None:
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    exported = export_step(str(run), tmp_path / "out")
+    exported = export_step(str(run), tmp_path / "out", cache_dir=tmp_path)
     assert exported.averaged
     assert (exported.step, exported.architecture) == ("1.a1", "LlamaForCausalLM")
     source = open_source(tmp_path / "out")

@@ -207,6 +207,23 @@ def test_the_learning_rate_is_a_function_of_the_step_alone():
     np.testing.assert_allclose(rates, [0.1 * (1 - (n - 3) / 7) for n in (5, 6, 7, 8)], rtol=1e-6)
 
 
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_a_batch_in_which_nothing_is_learned_is_harmless(microbatches):
+    optimizer = SGD(momentum=0.0)
+    program = programs.program(TINY, optimizer=optimizer, train={"microbatches": microbatches})
+    before = host(init_state(program).groups[MODEL].parameters)
+    batch = {**programs.batch("packed", rows=4, length=16)}
+    batch["loss_weights"] = np.zeros_like(batch["loss_weights"])
+    state, metrics = build_train_step(program)(init_state(program), batch)
+    assert {name: float(metrics[name]) for name in ("loss", "weight", "grad_norm")} == {
+        "loss": 0.0,
+        "weight": 0.0,
+        "grad_norm": 0.0,
+    }
+    assert int(metrics["nonfinite"]) == 0
+    assert same(before, host(state.groups[MODEL].parameters))
+
+
 def test_clipping_scales_the_update_to_the_norm_and_reports_the_norm_before():
     moved = []
     for clip in (None, 0.5):

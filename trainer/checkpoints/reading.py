@@ -31,11 +31,13 @@ class StoredStep:
     Attributes:
       name: step and attempt.
       tree: path of each array, such as "groups/model/parameters/embedding", to shape and dtype.
+      data: what was saved as ``data``.
       folder: where its arrays are on this machine.
     """
 
     name: StepName
     tree: Mapping[str, Leaf]
+    data: Mapping[str, Any]
     folder: pathlib.Path
 
     def read(self, path: str) -> np.ndarray:
@@ -77,4 +79,9 @@ def open_step(url: str) -> Iterator[StoredStep]:
         if wrong := session.fetch(found, tag=f"open_step/{url}", deadline=deadline):
             raise CheckpointError(f"{root.url}/{found.name} cannot be read: {'; '.join(wrong)}")
         folder = session.directory(found.name) / layout.STATE / _ARRAYS
-        yield StoredStep(name=found.name, tree=found.tree, folder=folder.absolute())
+        yield StoredStep(
+            name=found.name,
+            tree=found.tree,
+            data=finding.document(root, found, layout.DATA),
+            folder=folder.absolute(),
+        )

@@ -204,7 +204,12 @@ class CheckpointStore:
             self._session.drop_all_staged()
 
     def restore(
-        self, abstract_state: Any, *, step: int | None = None, allow_dtype_change: bool = False
+        self,
+        abstract_state: Any,
+        *,
+        step: int | None = None,
+        allow_dtype_change: bool = False,
+        partial: bool = False,
     ) -> Restored | None:
         """Restores the newest whole step, walking back past damaged ones.
 
@@ -213,6 +218,7 @@ class CheckpointStore:
             the arrays go whatever mesh and process count had saved them.
           step: only this step.
           allow_dtype_change: convert arrays saved with another dtype.
+          partial: the abstract state is a part of the saved one.
 
         Returns:
           The restored step; None where the run has none.
@@ -221,7 +227,12 @@ class CheckpointStore:
           ValueError: the tree does not fit (names each path), or there is no such step.
           CheckpointError: there are steps, but none is whole.
         """
-        wanted = Wanted(state=abstract_state, step=step, allow_dtype_change=allow_dtype_change)
+        wanted = Wanted(
+            state=abstract_state,
+            step=step,
+            allow_dtype_change=allow_dtype_change,
+            partial=partial,
+        )
         self._calls += 1
         tag = f"{self._session.attempt}/restore/{self._calls}"
         restored = restoring.restore(self._session, wanted, tag=tag)

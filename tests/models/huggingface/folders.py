@@ -27,9 +27,17 @@ SPARSE = DecoderConfig(
 
 
 def write_folder(
-    folder: pathlib.Path, config: DecoderConfig = SMALL, *, dtype: str = "float32", files: int = 1
+    folder: pathlib.Path,
+    config: DecoderConfig = SMALL,
+    *,
+    dtype: str = "float32",
+    files: int = 1,
+    scale: float = 1.0,
 ) -> dict[str, np.ndarray]:
-    """Writes config.json and safetensors; returns the tensors by their names."""
+    """Writes config.json and safetensors; returns the tensors by their names.
+
+    ``scale`` is the standard deviation of the numbers.
+    """
     folder.mkdir(parents=True)
     architecture = fitting(config)
     described = config_file.write(config, architecture=architecture, dtype=dtype)
@@ -37,7 +45,7 @@ def write_folder(
     draw = np.random.default_rng(0)
     kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
     tensors = {
-        tensor.name: draw.standard_normal(tensor.their_shape).astype(kind)
+        tensor.name: (scale * draw.standard_normal(tensor.their_shape)).astype(kind)
         for tensor in architecture.tensors(config)
     }
     if files == 1:

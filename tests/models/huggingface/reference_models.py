@@ -4,7 +4,8 @@ Run with torch and transformers on the path: ``reference_models.py FOLDER``. FOL
 ``given/config.json`` and ``written/config.json`` for each case, and gets ``model/`` (config.json
 and weights as transformers saves them), ``gradients/`` (of the mean loss over all texts, under the
 names of the weights) and ``reference.npz``: tokens, logits of each text alone and of right-padded
-rows, and the latter with the same weights in a model of written/.
+rows, and the latter with the same weights in a model of written/. What is in ``exported/`` is
+loaded and saved to ``again/``; ``loading.json`` says what did not fit.
 """
 
 import json
@@ -25,6 +26,7 @@ def main(folder: pathlib.Path) -> None:
     for number, case in enumerate(sorted(path.parent for path in folder.glob("*/given"))):
         torch.manual_seed(number)
         write(case, lengths=lengths)
+        load_and_save(case)
 
 
 def write(case: pathlib.Path, *, lengths: list[int]) -> None:
@@ -57,6 +59,16 @@ def write(case: pathlib.Path, *, lengths: list[int]) -> None:
             parameter.copy_(parameter.grad)
     model.save_pretrained(case / "gradients")
     np.savez(case / "reference.npz", **{name: each.numpy() for name, each in arrays.items()})
+
+
+def load_and_save(case: pathlib.Path) -> None:
+    """Loads a folder that we wrote, as users do, and saves it."""
+    model, said = transformers.AutoModelForCausalLM.from_pretrained(
+        case / "exported", dtype="auto", output_loading_info=True
+    )
+    model.save_pretrained(case / "again")
+    said = {key: sorted(map(str, found)) for key, found in said.items() if found}
+    (case / "loading.json").write_text(json.dumps(said))
 
 
 def randomize(model: torch.nn.Module, *, gemma: bool) -> None:

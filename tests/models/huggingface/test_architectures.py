@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 import pathlib
 from typing import Any
 
@@ -111,9 +112,41 @@ def test_the_config_that_we_write_is_the_same_model_to_transformers(name, refere
 
 
 @pytest.mark.parametrize("name", CASES)
+def test_what_we_export_comes_back_bit_equal_through_transformers(name, reference) -> None:
+    folder = reference / name
+    assert json.loads((folder / "loading.json").read_text()) == {}
+    config = described(reference, name)
+    assert (folder / "exported" / "model.safetensors.index.json").exists()
+    exported, again = (weights.load(folder / kind, config) for kind in ("exported", "again"))
+    assert exported.keys() == again.keys()
+    for path, values in exported.items():
+        assert values.std() > 0
+        np.testing.assert_array_equal(values, again[path])
+    saved = open_source(folder / "again").stored
+    assert {stored.dtype for stored in saved.tensors.values()} == {"BF16"}
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_both_forms_of_its_config_are_read_alike(name, reference) -> None:
     _, older = config_file.read(reference_cases.config_json(name), where=name)
     assert open_source(reference / name / "model").config == older
+
+
+def logits_of(config: DecoderConfig, folder: pathlib.Path, name: str) -> list[np.ndarray]:
+    """Returns the logits of each text, by a decoder that may differ from the folder's."""
+    parameters = weights.load(folder / name / "model", described(folder, name))
+    inputs, where, places = batch(theirs(folder, name))
+    forward, state = program(config, parameters)
+    logits = np.asarray(jax.jit(forward)(state, inputs, where))
+    return [logits[row, at] for row, at in places]
+
+
+@pytest.mark.parametrize("name", ["gemma 3", "qwen3 moe"])
+def test_scanned_blocks_compute_the_same(name, reference) -> None:
+    config = dataclasses.replace(described(reference, name), scan_layers=True)
+    assert config.scanned
+    for text, logits in enumerate(logits_of(config, reference, name)):
+        assert apart(logits, theirs(reference, name)[f"logits_{text}"]) < CLOSE
 
 
 @pytest.mark.parametrize(
@@ -136,13 +169,8 @@ def test_both_forms_of_its_config_are_read_alike(name, reference) -> None:
 )
 def test_control_what_is_peculiar_to_a_model_shows_in_its_logits(name, change, reference) -> None:
     config = described(reference, name)
-    parameters = weights.load(reference / name / "model", config)
     if config.experts is not None:
         change = {"experts": dataclasses.replace(config.experts, **change)}
-    arrays = theirs(reference, name)
-    inputs, where, places = batch(arrays)
-    forward, state = program(dataclasses.replace(config, **change), parameters)
-    logits = np.asarray(jax.jit(forward)(state, inputs, where))
-    found = [logits[row, at] for row, at in places]
-    wrong = max(apart(each, arrays[f"logits_{text}"]) for text, each in enumerate(found))
-    assert wrong > 100 * CLOSE
+    found = logits_of(dataclasses.replace(config, **change), reference, name)
+    expected = [theirs(reference, name)[f"logits_{text}"] for text in range(len(found))]
+    assert max(apart(*pair) for pair in zip(found, expected, strict=True)) > 100 * CLOSE
