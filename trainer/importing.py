@@ -28,10 +28,8 @@ from partitioning.mesh import axis_sizes, build_mesh
 from partitioning.mesh_config import MeshConfig, RulesConfig
 from partitioning.planner import decoder_parameters
 from partitioning.rules import resolve
-from trainer import config
 from trainer.checkpoints.root import open_root
 from trainer.checkpoints.store import CheckpointStore
-from trainer.config_schema import Schema
 from trainer.paths import nest
 from trainer.run_config import CheckpointConfig
 
@@ -71,17 +69,6 @@ def import_folder(
 
     make_new(out, make=make)
     return dataclasses.replace(source, config=decoder)
-
-
-def imported_config(folder: pathlib.Path) -> DecoderConfig:
-    """Returns the decoder of a folder that ``import_folder`` wrote.
-
-    Raises:
-      ConfigError: its model.gin was changed and cannot be read.
-    """
-    classes = {cls.__name__: cls for cls in config_file.CLASSES}
-    schema = Schema(DecoderConfig, classes, frozenset())
-    return cast(DecoderConfig, config.build([str(folder / MODEL)], schema=schema)[0].instance)
 
 
 def abstract_parameters(decoder: DecoderConfig, *, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:

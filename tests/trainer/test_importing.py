@@ -15,8 +15,9 @@ from models.huggingface.safetensors_files import TensorFolder
 from models.huggingface.source import open_source
 from tests.models.huggingface.folders import SMALL, SPARSE, write_folder
 from trainer.checkpoints.reading import open_step
-from trainer.exporting import export_step, stored_config
+from trainer.exporting import export_step
 from trainer.importing import import_folder
+from trainer.stored_config import stored_config
 
 
 def command(*arguments: str | pathlib.Path, code: int = 0) -> subprocess.CompletedProcess:
