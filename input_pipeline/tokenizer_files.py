@@ -87,7 +87,7 @@ def _load_file(config: TokenizerFile) -> Tokenizer:
         text = path.read_text(encoding="utf-8")
         if folder:
             text = _without_start(with_special(text, names=special), bos=bos)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path}: not a tokenizer.json ({error!r}).") from error
     return HuggingFaceTokenizer(text, bos=bos, eos=eos, where=str(path), conventions=conventions)
 

@@ -8,7 +8,6 @@ import pathlib
 import tempfile
 from collections.abc import Sequence
 
-from input_pipeline.cache import make_once
 from input_pipeline.dataset import dataset_tokenizer
 from input_pipeline.tokenizer_files import save_tokenizer
 from models.decoder_config import DecoderConfig
@@ -120,7 +119,7 @@ def export_step(
             )
         )
 
-    make_once(out, make=make)
+    importing.make_new(out, make=make)
     return done[0]
 
 
@@ -163,8 +162,8 @@ def _longest(url: str, run: RunConfig | None) -> int | None:
     start = _run_of(url) if run is None else run.train.init_from
     path = pathlib.Path(start or "") / CONFIG
     if start and "://" not in start and path.is_file():
-        content = json.loads(path.read_text(encoding="utf-8"))
-        known.append(content.get("max_position_embeddings") or 0)
+        length = json.loads(path.read_text(encoding="utf-8")).get("max_position_embeddings")
+        known += [length] if isinstance(length, int) else []
     return max(known, default=0) or None
 
 

@@ -12,7 +12,7 @@ It appears whole or not at all.
 import dataclasses
 import pathlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import jax
@@ -81,7 +81,7 @@ def import_folder(
         text = f"# {source.architecture.name}, imported from {folder.name}.\n"
         (partial / MODEL).write_text(text + config_file.bindings(decoder), encoding="utf-8")
 
-    make_once(out, make=make)
+    make_new(out, make=make)
     return dataclasses.replace(source, config=decoder)
 
 
@@ -126,7 +126,20 @@ def copy_files(source: pathlib.Path, target: pathlib.Path, *, names: Sequence[st
             shutil.copyfile(source / name, target / name)
 
 
+def make_new(out: pathlib.Path, *, make: Callable[[pathlib.Path], None]) -> None:
+    """Makes a folder as `make_once` does, but raises ValueError if another process was first."""
+    mine: list[pathlib.Path] = []
+
+    def noted(partial: pathlib.Path) -> None:
+        mine.append(partial)
+        make(partial)
+
+    make_once(out, make=noted)
+    if not mine:
+        raise ValueError(f"{out} was made by another process in the meantime; it is kept.")
+
+
 def check_absent(out: pathlib.Path) -> None:
     """Raises ValueError if there is something where a folder is to be made."""
-    if out.exists():
+    if out.exists() or out.is_symlink():
         raise ValueError(f"{out} exists already; delete it or give another name.")

@@ -13,7 +13,7 @@ import numpy as np
 
 from models.decoder_config import DecoderConfig
 from models.huggingface.loading import read_part
-from models.huggingface.safetensors_files import dtype_of
+from models.huggingface.safetensors_files import check_range, dtype_of
 from models.huggingface.source import Source, is_huggingface, open_source
 from models.huggingface.tensors import Tensor
 from models.lora import merged_kernel
@@ -68,7 +68,9 @@ class _OfFolder:
         whole = np.empty((*lead, *parts[0].shape), dtype_of(self.dtype))
         for part in parts:
             everything = tuple(slice(0, size) for size in part.shape)
-            whole[part.at] = read_part(self._source.stored, part, everything)
+            values = read_part(self._source.stored, part, everything)
+            check_range(values, whole.dtype, name=part.name)
+            whole[part.at] = values
         return whole
 
 

@@ -4,10 +4,12 @@ Imports the standard library only. A run may outlive the terminal or the pipe th
 from (``| head``, a closed session): what it prints is lost then, and the run goes on, since its
 metrics and records are files. A process that was started without them gets the null device, because
 otherwise the next file that it opens takes the number, and whatever prints an error writes into it.
+Characters that the locale's encoding lacks are written as escapes.
 """
 
 import contextlib
 import errno
+import io
 import os
 import sys
 from collections.abc import Iterator
@@ -30,6 +32,8 @@ def secure() -> None:
 def _enduring(stream: TextIO | None, *, descriptor: int) -> TextIO:
     if stream is None:  # Python found it closed
         stream = open(descriptor, "w", closefd=False, encoding="utf-8")  # noqa: SIM115
+    if isinstance(stream, io.TextIOWrapper):  # as Python's own standard error
+        stream.reconfigure(errors="backslashreplace")
     return cast(TextIO, Enduring(stream, descriptor=descriptor))
 
 

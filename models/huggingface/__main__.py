@@ -12,8 +12,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from absl import logging
+
 from input_pipeline.progress import Progress
 from launch.exit_codes import ExitCode
+from trainer import standard_streams
 
 DTYPES = ("float32", "bfloat16", "float16")
 EPILOG = """\
@@ -31,20 +34,31 @@ in a folder is executed. See docs/huggingface.md.
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
-    from trainer.checkpoints.session import CheckpointError
-    from trainer.config_errors import ConfigError
-
     arguments = _parser().parse_args(argv)
-    run: Callable[[argparse.Namespace], Mapping[str, Any]] = arguments.run
     try:
-        result = run(arguments)
-    except (ValueError, ConfigError, CheckpointError, OSError) as error:
-        print(error, file=sys.stderr)  # noqa: T201 - the console is this command's face
-        return int(ExitCode.CONFIGURATION)
+        return _run(arguments)
     except KeyboardInterrupt:
         print("\nInterrupted; nothing was left behind.", file=sys.stderr)  # noqa: T201
         return 130
-    print(json.dumps(result) if arguments.json else result["text"])  # noqa: T201
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from trainer.checkpoints.session import CheckpointError
+    from trainer.config_errors import ConfigError
+
+    # What Orbax logs of an error, pages of its threads, is raised here and told in a line.
+    logging.get_absl_logger().addFilter(lambda record: "/orbax/" not in record.pathname)
+    run: Callable[[argparse.Namespace], Mapping[str, Any]] = arguments.run
+    try:
+        result = run(arguments)
+        print(json.dumps(result) if arguments.json else result["text"], flush=True)  # noqa: T201
+    except (ValueError, ConfigError, CheckpointError, OSError) as error:
+        told = [
+            str(error),
+            *(getattr(error, "__notes__", ()) if isinstance(error, OSError) else ()),
+        ]
+        print(*told, sep="\n", file=sys.stderr)  # noqa: T201 - the console is this command's face
+        return int(ExitCode.CONFIGURATION)
     return 0
 
 
@@ -154,4 +168,5 @@ def _peak_bytes() -> int:
 
 
 if __name__ == "__main__":
+    standard_streams.secure()
     sys.exit(main())

@@ -112,10 +112,12 @@ def _json(path: pathlib.Path) -> Mapping[str, Any]:
         folder = path.parent
         there = sorted(each.name for each in folder.iterdir())[:8] if folder.is_dir() else None
         found = "there is no such folder" if there is None else f"it holds {there}"
+        if path.exists() or path.is_symlink():
+            found = "what has this name is no file, or a link to none"
         raise ValueError(f"{folder} has no {path.name}, which describes the model; {found}.")
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is no JSON ({error}). Fetch it again.") from error
     if not isinstance(value, dict):
         raise ValueError(f"{path} holds {type(value).__name__} instead of an object.")

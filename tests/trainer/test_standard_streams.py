@@ -57,3 +57,17 @@ def test_a_file_never_takes_the_number_of_a_closed_stream(tmp_path):
     shell = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command]
     assert subprocess.run(shell, cwd=REPOSITORY).returncode == 0
     assert int((tmp_path / "file").read_text()) > 2
+
+
+def test_characters_that_the_locale_lacks_are_written_as_escapes():
+    done = subprocess.run(
+        [
+            *(sys.executable, "-c"),
+            "from trainer import standard_streams; standard_streams.secure(); print('\\xe9\\u6f22')",
+        ],
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+        capture_output=True,
+        check=True,
+    )
+    assert done.stdout == b"\xe9\\u6f22\n"
