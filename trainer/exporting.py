@@ -6,16 +6,18 @@ import json
 import math
 import pathlib
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from input_pipeline.dataset import dataset_tokenizer
 from input_pipeline.tokenizer_files import save_tokenizer
 from models.decoder_config import DecoderConfig
 from models.huggingface import config_file, safetensors_files
 from models.huggingface.architectures import ARCHITECTURES, Architecture, fitting
+from models.huggingface.config_keys import short
 from models.huggingface.loading import Progress
 from models.huggingface.safetensors_files import FolderWriter, Planned
-from models.huggingface.source import CONFIG, is_huggingface, is_imported
+from models.huggingface.source import CONFIG, is_huggingface, is_imported, read_config
 from models.huggingface.tensors import Tensor
 from trainer import config, importing, run_records
 from trainer.checkpoints import layout
@@ -91,13 +93,13 @@ def export_step(
     done: list[Exported] = []
 
     def make(folder: pathlib.Path) -> None:
+        ids = _add_tokenizer(folder, url, run, cache_dir=cache_dir)
         with contextlib.ExitStack() as stack:
             opened = open_parameters(url, decoder, stack=stack)
             kept = dtype or opened.parameters.dtype
             planned = [Planned(tensor.name, tensor.their_shape) for tensor in tensors]
             writer = FolderWriter(folder, planned, dtype=kept, shard_bytes=shard_bytes)
             _write(opened.parameters, writer, tensors, progress=progress)
-        ids = _add_tokenizer(folder, url, run, cache_dir=cache_dir)
         content = config_file.write(
             decoder,
             architecture=table,
@@ -146,8 +148,8 @@ def _add_tokenizer(
     if run is None:
         # As it came, byte for byte.
         importing.copy_files(pathlib.Path(_run_of(url)), folder, names=importing.TOKENIZER_FILES)
-        content = json.loads((pathlib.Path(_run_of(url)) / CONFIG).read_text(encoding="utf-8"))
-        return _Ids(content.get("bos_token_id"), content.get("eos_token_id"))
+        content = read_config(pathlib.Path(_run_of(url)))
+        return _Ids(*(_token_ids(content, key) for key in ("bos_token_id", "eos_token_id")))
     try:
         tokenizer = dataset_tokenizer(run.data, cache_dir=cache_dir)
         save_tokenizer(folder, tokenizer)
@@ -156,13 +158,22 @@ def _add_tokenizer(
         return _Ids(missing=str(error))
 
 
+def _token_ids(content: Mapping[str, Any], key: str) -> Any:
+    """Returns what a config.json says of a token: None, an id, or ids."""
+    ids = content.get(key)
+    listed = ids if isinstance(ids, list) else [ids]
+    if ids is not None and not all(type(each) is int for each in listed):
+        raise ValueError(f"{CONFIG}: {key}={short(ids)} must be a number or a list of numbers.")
+    return ids
+
+
 def _longest(url: str, run: RunConfig | None) -> int | None:
     """Returns the longest context, in tokens: that of training, or of what it started from."""
     known = [] if run is None else [run.data.sequence_length]
     start = _run_of(url) if run is None else run.train.init_from
     path = pathlib.Path(start or "") / CONFIG
     if start and "://" not in start and path.is_file():
-        length = json.loads(path.read_text(encoding="utf-8")).get("max_position_embeddings")
+        length = read_config(path.parent).get("max_position_embeddings")
         known += [length] if isinstance(length, int) else []
     return max(known, default=0) or None
 

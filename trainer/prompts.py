@@ -130,8 +130,8 @@ def _check_unicode(text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise ValueError(
-            f"a prompt is no Unicode text: {error.reason} at character {error.start}, which is half "
-            "of a pair, or a byte that is no UTF-8. Convert it to UTF-8."
+            f"a prompt is no Unicode text: {error.reason} (character {error.start + 1}), half of a "
+            "pair or a byte that is no UTF-8. Convert it to UTF-8."
         ) from error
 
 

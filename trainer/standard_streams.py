@@ -4,7 +4,8 @@ Imports the standard library only. A run may outlive the terminal or the pipe th
 from (``| head``, a closed session): what it prints is lost then, and the run goes on, since its
 metrics and records are files. A process that was started without them gets the null device, because
 otherwise the next file that it opens takes the number, and whatever prints an error writes into it.
-Characters that the locale's encoding lacks are written as escapes.
+Characters that the locale's encoding lacks are written as escapes. What libraries and children print
+on their own goes to standard error: standard output has what was asked for, and nothing else.
 """
 
 import contextlib
@@ -25,8 +26,20 @@ def secure() -> None:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
-    sys.stdout = _enduring(sys.stdout, descriptor=1)
+    sys.stdout = _apart(sys.stdout)
     sys.stderr = _enduring(sys.stderr, descriptor=2)
+
+
+def _apart(stream: TextIO | None) -> TextIO:
+    """Returns standard output under a number of its own; its old one becomes standard error."""
+    encoding = "utf-8" if stream is None else stream.encoding
+    if stream is not None:
+        stream.flush()
+    own = os.dup(1)
+    os.dup2(2, 1)
+    # Line by line, so that nobody waits for what is printed already.
+    text = open(own, "w", encoding=encoding, buffering=1)  # noqa: SIM115
+    return _enduring(text, descriptor=own)
 
 
 def _enduring(stream: TextIO | None, *, descriptor: int) -> TextIO:

@@ -95,7 +95,7 @@ def test_a_line_that_asks_nothing_is_named(tmp_path, line, said):
 
 
 def test_a_line_ends_at_a_line_feed_alone(tmp_path):
-    """Texts of JSON may hold what other programs take for the end of a line; and a mark at first."""
+    """Texts of JSON may hold what other programs take for the end of a line."""
     texts = ["a\u2028b", "c\x85d", "e\x0cf"]
     lines = [json.dumps({"prompt": text}, ensure_ascii=False) for text in texts]
     path = tmp_path / "asked.jsonl"
