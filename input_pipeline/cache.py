@@ -45,6 +45,26 @@ def make_once(folder: Path, *, make: Callable[[Path], None]) -> Path:
     return folder
 
 
+def make_new[Made](folder: Path, *, make: Callable[[Path], Made]) -> Made:
+    """Lets ``make`` fill a folder that must not exist; returns what ``make`` returns.
+
+    Raises:
+      ValueError: it exists, perhaps because another process has made it meanwhile.
+    """
+    check_new(folder)
+    made: list[Made] = []
+    make_once(folder, make=lambda partial: made.append(make(partial)))
+    if not made:
+        check_new(folder)
+    return made[0]
+
+
+def check_new(folder: Path) -> None:
+    """Raises ValueError if there is something where a folder is to be made."""
+    if folder.exists() or folder.is_symlink():
+        raise ValueError(f"{folder} exists already; delete it or give another name.")
+
+
 def _publish(partial: Path, *, folder: Path) -> None:
     try:
         partial.rename(folder)

@@ -131,7 +131,8 @@ class TokenizerFile(TokenizerConfig):
 
     Attributes:
       path: the file, or a model's folder that holds ``tokenizer.json`` or ``tokenizer.model``.
-      bos: token put before every document. Unset takes the folder's, if it names one; '' puts none.
+      bos: token put before every document. Unset takes the folder's, if texts begin with it there;
+        '' puts none.
       eos: token put after every document; may be the same as ``bos``. Unset takes the folder's.
     """
 

@@ -22,6 +22,8 @@ from types import ModuleType
 
 from absl import app, flags
 
+from input_pipeline.cache import check_new
+
 _OUTPUT = flags.DEFINE_string("output", None, "Folder to write; must not exist.")
 _LONGEST = flags.DEFINE_integer(
     "longest", 600, "Most characters of an answer, in whole paragraphs."
@@ -167,8 +169,7 @@ def write(package: str, *, output: Path, longest: int) -> str:
     Raises:
       ValueError: the folder exists, or see `conversations`.
     """
-    if output.exists():
-        raise ValueError(f"--output={output} exists already; delete it or give another name.")
+    check_new(output)
     made = conversations(package, longest=longest)
     lines = [json.dumps({"messages": one}, ensure_ascii=False) + "\n" for one in made]
     version, licence = origin(package)

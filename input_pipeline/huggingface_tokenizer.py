@@ -149,12 +149,11 @@ def _encoded(tokenizer: "tokenizers.Tokenizer", text: str) -> Encoded:
     return Encoded.of(one.ids, one.offsets)
 
 
-def with_special(text: str, *, names: Iterable[str]) -> str:
-    """Returns a ``tokenizer.json`` in which some tokens of its vocabulary are special.
+def with_special(spec: dict[str, Any], *, names: Iterable[str]) -> dict[str, Any]:
+    """Returns a ``tokenizer.json``'s content in which some tokens of its vocabulary are special.
 
     Folders name special tokens beside the file, too; names that are no tokens are left out.
     """
-    spec = json.loads(text)
     added = {token["content"]: token for token in spec.get("added_tokens") or []}
     vocabulary = spec["model"].get("vocab", {})
     for name in names:
@@ -164,8 +163,7 @@ def with_special(text: str, *, names: Iterable[str]) -> str:
             flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
             number = vocabulary[name]
             added[name] = {"id": number, "content": name, **flags, "special": True}
-    spec["added_tokens"] = list(added.values())
-    return json.dumps(spec, ensure_ascii=False)
+    return {**spec, "added_tokens": list(added.values())}
 
 
 def sentence_piece_bytes(token: str) -> int:

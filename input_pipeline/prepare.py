@@ -11,7 +11,7 @@ from typing import cast
 
 from absl import app, flags
 
-from input_pipeline.cache import make_once
+from input_pipeline.cache import check_new, make_new
 from input_pipeline.corpus import Corpus, open_corpus
 from input_pipeline.data_config import (
     Bytes,
@@ -120,9 +120,8 @@ def _run() -> str:
         return f"{folder}: every digest is right; version {record.digest}."
     if _OUT.value is None and _SAVE_TOKENIZER.value is None:
         raise ValueError("--out names the folder to write; it is not set.")
-    for name, value in (("out", _OUT.value), ("save_tokenizer", _SAVE_TOKENIZER.value)):
-        if value is not None and Path(value).exists():
-            raise ValueError(f"--{name}={value} exists already; delete it or give another name.")
+    for value in filter(None, (_OUT.value, _SAVE_TOKENIZER.value)):
+        check_new(Path(value))
     source = _source_of_flags()
     corpus = open_corpus(source)
     with tempfile.TemporaryDirectory() as scratch:
@@ -136,11 +135,10 @@ def _run() -> str:
 
 
 def _write(out: Path, corpus: Corpus, encoder: DocumentEncoder, tokenizer: Tokenizer) -> str:
-    make_once(
+    record = make_new(
         out,
         make=lambda partial: write_store(partial, corpus, tokenizer=tokenizer, encoder=encoder),
     )
-    record = StoreRecord.read(out)
     sizes = ", ".join(
         f"{n}: {s.documents} documents, {s.tokens} tokens"
         + ("" if s.learned is None else f", {s.learned} of them learned")

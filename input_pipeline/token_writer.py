@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from input_pipeline.cache import make_once
+from input_pipeline.cache import make_new
 from input_pipeline.data_config import Split
 from input_pipeline.manifest import Manifest, file_digest
 from input_pipeline.token_store import SplitRecord, StoredFile, StoreRecord, token_dtype
@@ -159,10 +159,8 @@ def write_tokens(
     Raises:
       ValueError: the folder exists, or a token is out of range.
     """
-    if folder.exists():
-        raise ValueError(f"{folder} exists already; delete it or give another name.")
 
-    def make(partial: Path) -> None:
+    def make(partial: Path) -> StoreRecord:
         records: dict[str, SplitRecord] = {}
         for split, parts in splits.items():
             writer = SplitWriter(partial, split=split, vocab_size=vocab_size)
@@ -173,6 +171,6 @@ def write_tokens(
             manifest, tokenizer=tokenizer, vocab_size=vocab_size, splits=records
         )
         record.write(partial)
+        return record
 
-    make_once(folder, make=make)
-    return StoreRecord.read(folder)
+    return make_new(folder, make=make)

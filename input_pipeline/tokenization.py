@@ -46,10 +46,11 @@ def prepare_in_cache(source: SourceConfig, *, tokenizer: TokenizerConfig, cache_
     deciding = [corpus.manifest.digest, ready.digest, STORE_VERSION]
     key = digest_of([*deciding, encoder.digest] if encoder.digest else deciding)[:32]
     folder = cache_dir / "tokens" / f"{corpus.manifest.name}-{key}"
-    return make_once(
-        folder,
-        make=lambda partial: write_store(partial, corpus, tokenizer=ready, encoder=encoder),
-    )
+
+    def make(partial: Path) -> None:
+        write_store(partial, corpus, tokenizer=ready, encoder=encoder)
+
+    return make_once(folder, make=make)
 
 
 def ready_tokenizer(corpus: Corpus, *, config: TokenizerConfig, cache_dir: Path) -> Tokenizer:
@@ -95,7 +96,7 @@ def _training_texts(source: Source) -> Iterator[str]:
 
 def write_store(
     folder: Path, corpus: Corpus, *, tokenizer: Tokenizer, encoder: DocumentEncoder
-) -> None:
+) -> StoreRecord:
     """Writes both splits of ``corpus`` and, of text, their baselines into the empty ``folder``."""
     splits: dict[str, SplitRecord] = {
         split: _write_split(
@@ -116,6 +117,7 @@ def write_store(
         text = json.dumps(dataclasses.asdict(scores), indent=1)
         (folder / "baselines.json").write_text(text + "\n", encoding="utf-8")
     record.write(folder)
+    return record
 
 
 def read_baselines(folder: Path) -> baselines_lib.Baselines | None:

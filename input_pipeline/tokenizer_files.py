@@ -4,6 +4,7 @@ A saved folder is what ``transformers.AutoTokenizer`` and `load_tokenizer` read.
 """
 
 import base64
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -59,50 +60,69 @@ def load_tokenizer(config: TokenizerConfig) -> Tokenizer:
 
 
 def _load_file(config: TokenizerFile) -> Tokenizer:
-    path = tokenizer_file(Path(config.path))
-    folder = read_folder(path.parent) if Path(config.path).is_dir() else None
-    names = folder.conventions.names if folder else {}
-    bos = (names.get("bos_token") if config.bos is None else config.bos) or None
-    eos = names.get("eos_token") if config.eos is None else config.eos
+    path, whole = tokenizer_file(Path(config.path)), Path(config.path).is_dir()
+    folder = read_folder(path.parent) if whole else TokenizerFolder()
+    eos = folder.conventions.names.get("eos_token") if config.eos is None else config.eos
     if not eos:
         raise ValueError(
             f"{path}: which token ends a document is not known"
-            + (f"; {path.parent / CONFIG} names no eos_token" if folder else "")
+            + (f"; {path.parent / CONFIG} names no eos_token" if whole else "")
             + ". Set TokenizerFile.eos"
-            + ("." if folder else ", or give the model's whole folder as TokenizerFile.path.")
+            + ("." if whole else ", or give the model's whole folder as TokenizerFile.path.")
         )
-    conventions = _conventions(folder, bos=bos, eos=eos)
-    special = folder.special if folder else frozenset()
     if path.suffix == ".model":
+        bos = _start_token(config, folder, puts=True)
         return SentencePieceTokenizer(
             path.read_bytes(),
             bos=bos,
             eos=eos,
             where=str(path),
-            declared=special,
-            added=folder.added if folder else {},
-            conventions=conventions,
+            declared=folder.special,
+            added=folder.added,
+            conventions=_conventions(folder, bos=bos, eos=eos),
         )
     try:
-        text = path.read_text(encoding="utf-8")
-        if folder:
-            text = _without_start(with_special(text, names=special), bos=bos)
+        spec = json.loads(path.read_text(encoding="utf-8"))
+        if whole:
+            spec = with_special(spec, names=folder.special)
+        named = folder.conventions.names.get("bos_token")
+        bos = _start_token(config, folder, puts=_puts(spec.get("post_processor"), named))
+        if whole and bos is not None:
+            spec = _without_start(spec, bos=bos)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path}: not a tokenizer.json ({error!r}).") from error
+    text = json.dumps(spec, ensure_ascii=False)
+    conventions = _conventions(folder, bos=bos, eos=eos)
     return HuggingFaceTokenizer(text, bos=bos, eos=eos, where=str(path), conventions=conventions)
 
 
-def _conventions(folder: TokenizerFolder | None, *, bos: str | None, eos: str) -> Conventions:
-    ends = Conventions.of_ends(bos=bos, eos=eos)
-    if folder is None:
-        return ends
-    told = folder.conventions
+def _start_token(config: TokenizerFile, folder: TokenizerFolder, *, puts: bool) -> str | None:
+    """Returns the token that begins documents: some folders name one that begins no text.
+
+    Args:
+      config: what it says counts.
+      folder: what it says comes next.
+      puts: what counts last: whether the tokenizer's file puts it there.
+    """
+    if config.bos is not None:
+        return config.bos or None
+    begins = puts if folder.add_bos is None else folder.add_bos
+    return folder.conventions.names.get("bos_token") if begins else None
+
+
+def _puts(post_processor: dict[str, Any] | None, token: str | None) -> bool:
+    """Whether a post-processor of a tokenizer.json begins texts with a token."""
+    if not post_processor or not token:
+        return False
+    first = [part.get("SpecialToken", {}) for part in post_processor.get("single", ())[:1]]
+    inner = post_processor.get("processors", ())
+    return {"id": token, "type_id": 0} in first or any(_puts(each, token) for each in inner)
+
+
+def _conventions(folder: TokenizerFolder, *, bos: str | None, eos: str) -> Conventions:
     # Templates write the folder's own start token even where documents get none.
-    return Conventions(
-        names={**told.names, **ends.names},
-        chat_templates=told.chat_templates,
-        tokenizer_class=told.tokenizer_class,
-    )
+    names = {**folder.conventions.names, **Conventions.of_ends(bos=bos, eos=eos).names}
+    return dataclasses.replace(folder.conventions, names=names)
 
 
 def save_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
@@ -116,11 +136,11 @@ def save_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
     conventions = tokenizer.conventions
     kind = conventions.tokenizer_class
     config: dict[str, Any] = {**conventions.names, "clean_up_tokenization_spaces": False}
+    config["add_bos_token"] = tokenizer.bos is not None
     if isinstance(tokenizer, SentencePieceTokenizer):
         (folder / "tokenizer.model").write_bytes(tokenizer.model)
         kind = kind or "LlamaTokenizer"
         config |= {"legacy": False, "added_tokens_decoder": _added(tokenizer)}
-        config["add_bos_token"] = tokenizer.bos is not None
     else:
         spec = tokenizer.spec if isinstance(tokenizer, HuggingFaceTokenizer) else byte_level_spec()
         spec = _with_start(spec, tokenizer=tokenizer)
@@ -144,17 +164,12 @@ def _with_start(spec: dict[str, Any], *, tokenizer: Tokenizer) -> dict[str, Any]
     return {**spec, "post_processor": _start(names[tokenizer.bos], number=tokenizer.bos)}
 
 
-def _without_start(text: str, *, bos: str | None) -> str:
+def _without_start(spec: dict[str, Any], *, bos: str) -> dict[str, Any]:
     """Takes out what `_with_start` put in, so that a saved tokenizer is the one it was."""
-    spec = json.loads(text)
     numbers = {token["content"]: token["id"] for token in spec["added_tokens"]}
-    if (
-        bos is not None
-        and bos in numbers
-        and spec.get("post_processor") == _start(bos, number=numbers[bos])
-    ):
-        spec["post_processor"] = None
-    return json.dumps(spec, ensure_ascii=False)
+    if bos in numbers and spec.get("post_processor") == _start(bos, number=numbers[bos]):
+        return {**spec, "post_processor": None}
+    return spec
 
 
 def _start(bos: str, *, number: int) -> dict[str, Any]:

@@ -12,6 +12,19 @@ CONFIG = "tokenizer_config.json"
 CHAT_TEMPLATE = "chat_template.jinja"
 TEMPLATE_FOLDER = "additional_chat_templates"
 DEFAULT = "default"
+FILES = (
+    "tokenizer.json",
+    "*.model",
+    CONFIG,
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    CHAT_TEMPLATE,
+    "chat_template.json",
+    f"{TEMPLATE_FOLDER}/*.jinja",
+)
+"""A tokenizer's files in a model's folder, as glob patterns; some only other programs read."""
 _PURPOSES = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 
 
@@ -23,11 +36,13 @@ class TokenizerFolder:
       conventions: names of special tokens, chat templates, class.
       special: every token that the folder calls special.
       added: tokens that were added to the vocabulary, and their numbers.
+      add_bos: whether texts begin with the start token; None leaves it to the tokenizer's file.
     """
 
-    conventions: Conventions
-    special: frozenset[str]
-    added: Mapping[str, int]
+    conventions: Conventions = dataclasses.field(default_factory=Conventions)
+    special: frozenset[str] = frozenset()
+    added: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    add_bos: bool | None = None
 
 
 def tokenizer_file(path: Path) -> Path:
@@ -79,6 +94,7 @@ def read_folder(folder: Path) -> TokenizerFolder:
         ),
         special=frozenset({*names.values(), *filter(None, more)}),
         added={**_object(folder / "added_tokens.json"), **added},
+        add_bos=config.get("add_bos_token"),
     )
 
 

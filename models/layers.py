@@ -165,8 +165,13 @@ class Adapter(nnx.Module):
         self.contract, self.scale = contract, scale
         self.a, self.b = a, b
         outputs = b.ndim - (a.ndim - contract)
-        self.inside_a = (*map(_inside, a.logical_axes[-1 - contract : -1]), None)
-        self.inside_b = (None, *map(_inside, b.logical_axes[-outputs:]))
+        inside_a, inside_b = (
+            tuple(map(_inside, axes))
+            for axes in (a.logical_axes[-1 - contract : -1], b.logical_axes[-outputs:])
+        )
+        # Where shards of the layer add up, they add up over the rank as well: both sums are one.
+        self.inside_a = (*inside_a, None if any(inside_a) else "act_rank")
+        self.inside_b = (None if any(inside_b) else "act_rank", *inside_b)
 
     def __call__(self, x: jax.Array, ctx: Context) -> jax.Array:
         """[B, T, *inputs] -> [B, T, *outputs] in the dtype of ``x``."""
@@ -174,8 +179,9 @@ class Adapter(nnx.Module):
         a_IR = ctx.shard(self.a[...].astype(x.dtype), *self.inside_a)
         b_RO = ctx.shard(self.b[...].astype(x.dtype), *self.inside_b)
         h_BTR = matmul(x, a_IR, contract=self.contract, ctx=ctx)
-        h_BTR = ctx.shard(h_BTR, "act_batch", "act_length", None)
-        return matmul(h_BTR, b_RO, contract=1, ctx=ctx) * self.scale
+        h_BTR = ctx.shard(h_BTR, "act_batch", "act_length", "act_rank")
+        h_BTR = ctx.shard(h_BTR * self.scale, "act_batch", "act_length", self.inside_b[0])
+        return matmul(h_BTR, b_RO, contract=1, ctx=ctx)
 
 
 def _inside(axis: str) -> str | None:

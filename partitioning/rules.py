@@ -18,8 +18,12 @@ from partitioning.mesh_config import AXES, Candidate, Rule, RulesConfig
 if TYPE_CHECKING:
     from jax.sharding import PartitionSpec
 
-DEFAULTS: tuple[Rule, ...] = (("rank", None),)
-"""Rules that every table has without naming them: the rank of adapters is too small to split."""
+DEFAULTS: tuple[Rule, ...] = (("rank", None), ("act_rank", "tensor", None))
+"""Rules that every table has without naming them: of the rank of adapters (models/lora.py).
+
+Their matrices are too small to split along it. What they compute is split where it can be, so that
+shards of a layer add up an adapter's share together with the layer's own.
+"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import jax
 import numpy as np
+from absl import logging
 from jax.sharding import NamedSharding
 
 from input_pipeline.dataset import Dataset, build_dataset
@@ -22,7 +23,7 @@ from models.experts import check_platform
 from models.quantized_matmul import check_installed
 from partitioning.mesh import axis_sizes, build_mesh
 from partitioning.sequence_layout import dealt_columns
-from trainer.base_checks import check_base
+from trainer.base_checks import check_base, unlike_import
 from trainer.checkpoints.root import UNWRITABLE
 from trainer.context_length import check_context
 from trainer.distributed import Participant
@@ -139,6 +140,8 @@ def checked_program(config: RunConfig, *, devices: Sequence[jax.Device] | None =
     check_memory(config, mesh=mesh)
     program = build_program(config, task=build_task(config.task), mesh=mesh)
     check_base(config, adapted=program.trained == ADAPTERS)
+    if told := unlike_import(config):
+        logging.warning("%s", told)
     check_axes(program)
     check_pipeline(config, program)
     check_layouts(program)

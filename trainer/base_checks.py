@@ -1,12 +1,15 @@
 """Refuses parameters to start from that are missing, before there are devices. No jax."""
 
+import dataclasses
 import pathlib
 
 from launch.contract import Finding, Verdict
+from models.huggingface.architecture import differing
 from models.huggingface.source import is_huggingface, open_source
 from trainer.checkpoints import finding
 from trainer.checkpoints.session import CheckpointError
 from trainer.run_config import LanguageModel, RunConfig
+from trainer.stored_config import imported_config
 
 
 def has_adapters(config: RunConfig) -> bool:
@@ -24,17 +27,35 @@ def check_base(config: RunConfig, *, adapted: bool) -> None:
         )
 
 
-def base_finding(url: str) -> Finding:
-    """Says whether ``TrainConfig.init_from`` names parameters."""
+def unlike_import(config: RunConfig) -> str:
+    """Says how a run's model computes otherwise than the import that it starts from; else empty.
+
+    That may be meant, as with a longer context. A Hugging Face folder itself is refused then.
+    """
+    url = config.train.init_from
+    if not isinstance(config.task, LanguageModel) or not (imported := imported_config(url or "")):
+        return ""
+    found = differing(config.task.model, imported)
+    told = "; ".join(f"{n} is {mine!r}, was {theirs!r}" for n, (mine, theirs) in found.items())
+    include = "If that is not meant, include its model.gin."
+    return f"The model computes otherwise than {url}: {told}. {include}" if told else ""
+
+
+def base_finding(config: RunConfig, *, url: str) -> Finding:
+    """Says whether ``TrainConfig.init_from``, ``url``, names parameters, and of this model."""
     about = "init_from"
     try:
         if is_huggingface(url):
             source = open_source(pathlib.Path(url))
+            if isinstance(config.task, LanguageModel):
+                source.tensors(dataclasses.replace(config.task.model, lora=None))
             message = f"{source.folder}, a {source.architecture.name}."
             return Finding(about=about, verdict=Verdict.OK, message=message)
         root, found = finding.find(url)
+        unlike = unlike_import(config)
     except (ValueError, OSError, CheckpointError) as error:
         message = f"TrainConfig.init_from: {error}"
         return Finding(about=about, verdict=Verdict.ERROR, message=message)
-    message = f"step {found.name} of {root.url}."
-    return Finding(about=about, verdict=Verdict.OK, message=message)
+    message = f"step {found.name} of {root.url}. {unlike}".rstrip()
+    verdict = Verdict.WARNING if unlike else Verdict.OK
+    return Finding(about=about, verdict=verdict, message=message)

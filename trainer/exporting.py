@@ -5,26 +5,24 @@ import dataclasses
 import json
 import math
 import pathlib
-import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from input_pipeline.cache import check_new, make_new
 from input_pipeline.dataset import dataset_tokenizer
 from input_pipeline.tokenizer_files import save_tokenizer
-from models.decoder_config import DecoderConfig
 from models.huggingface import config_file, safetensors_files
 from models.huggingface.architectures import ARCHITECTURES, Architecture, fitting
 from models.huggingface.config_keys import short
 from models.huggingface.loading import Progress
 from models.huggingface.safetensors_files import FolderWriter, Planned
-from models.huggingface.source import CONFIG, is_huggingface, is_imported, read_config
-from models.huggingface.tensors import Tensor
-from trainer import config, importing, run_records
-from trainer.checkpoints import layout
-from trainer.checkpoints.root import open_root
+from models.huggingface.source import CONFIG, read_config
+from models.huggingface.tensors import Tensor, by_path
+from trainer import importing
 from trainer.plain_parameters import Parameters, open_parameters
 from trainer.prompts import stop_tokens
-from trainer.run_config import LanguageModel, RunConfig
+from trainer.run_config import RunConfig
+from trainer.stored_config import run_of, stored_config
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,14 +83,13 @@ def export_step(
       ValueError: ``out`` exists; no table expresses the model; there is no checkpoint.
       CheckpointError: no step is whole.
     """
-    importing.check_absent(out)
+    check_new(out)
     decoder, run = stored_config(url)
     decoder = dataclasses.replace(decoder, lora=None)
     table = _named(architecture) if architecture else fitting(decoder)
     tensors = table.tensors(decoder)
-    done: list[Exported] = []
 
-    def make(folder: pathlib.Path) -> None:
+    def make(folder: pathlib.Path) -> Exported:
         ids = _add_tokenizer(folder, url, run, cache_dir=cache_dir)
         with contextlib.ExitStack() as stack:
             opened = open_parameters(url, decoder, stack=stack)
@@ -110,29 +107,23 @@ def export_step(
         )
         text = json.dumps(content, indent=2, sort_keys=True) + "\n"
         (folder / CONFIG).write_text(text, encoding="utf-8")
-        done.append(
-            Exported(
-                architecture=table.name,
-                step=opened.step,
-                averaged=opened.averaged,
-                files=writer.files,
-                dtype=kept,
-                no_tokenizer=ids.missing,
-            )
+        return Exported(
+            architecture=table.name,
+            step=opened.step,
+            averaged=opened.averaged,
+            files=writer.files,
+            dtype=kept,
+            no_tokenizer=ids.missing,
         )
 
-    importing.make_new(out, make=make)
-    return done[0]
+    return make_new(out, make=make)
 
 
 def _write(
     parameters: Parameters, writer: FolderWriter, tensors: Sequence[Tensor], *, progress: Progress
 ) -> None:
-    of_path: dict[str, list[Tensor]] = {}
-    for tensor in tensors:
-        of_path.setdefault(tensor.path, []).append(tensor)
     total, written = sum(math.prod(tensor.shape) for tensor in tensors), 0
-    for path, parts in of_path.items():
+    for path, parts in by_path(tensors).items():
         values = parameters.read(path)
         for part in parts:
             writer.write(part.name, part.layout.to_theirs(values[part.at]))
@@ -147,15 +138,17 @@ def _add_tokenizer(
     """Writes the tokenizer that goes with the parameters, and returns its ids for config.json."""
     if run is None:
         # As it came, byte for byte.
-        importing.copy_files(pathlib.Path(_run_of(url)), folder, names=importing.TOKENIZER_FILES)
-        content = read_config(pathlib.Path(_run_of(url)))
+        source = pathlib.Path(run_of(url))
+        importing.copy_files(source, folder)
+        content = read_config(source)
         return _Ids(*(_token_ids(content, key) for key in ("bos_token_id", "eos_token_id")))
     try:
         tokenizer = dataset_tokenizer(run.data, cache_dir=cache_dir)
-        save_tokenizer(folder, tokenizer)
-        return _Ids(tokenizer.bos, stop_tokens(run.data, tokenizer=tokenizer))
+        ids = _Ids(tokenizer.bos, stop_tokens(run.data.source, tokenizer=tokenizer))
     except ValueError as error:
         return _Ids(missing=str(error))
+    save_tokenizer(folder, tokenizer)
+    return ids
 
 
 def _token_ids(content: Mapping[str, Any], key: str) -> Any:
@@ -170,51 +163,12 @@ def _token_ids(content: Mapping[str, Any], key: str) -> Any:
 def _longest(url: str, run: RunConfig | None) -> int | None:
     """Returns the longest context, in tokens: that of training, or of what it started from."""
     known = [] if run is None else [run.data.sequence_length]
-    start = _run_of(url) if run is None else run.train.init_from
-    path = pathlib.Path(start or "") / CONFIG
+    start = url if run is None else run.train.init_from
+    path = pathlib.Path(run_of(start or "")) / CONFIG
     if start and "://" not in start and path.is_file():
         length = read_config(path.parent).get("max_position_embeddings")
-        known += [length] if isinstance(length, int) else []
+        known += [length] if type(length) is int else []
     return max(known, default=0) or None
-
-
-def stored_config(url: str) -> tuple[DecoderConfig, RunConfig | None]:
-    """Returns the decoder of a run, of one of its steps, or of an imported folder.
-
-    Returns:
-      The decoder, and the whole configuration where there was a run.
-
-    Raises:
-      ValueError: there is none, or the run's task has no decoder.
-      ConfigError: it was recorded by another version whose settings are no longer known.
-    """
-    if is_huggingface(url):
-        raise ValueError(f"{url} is a Hugging Face folder already; there is nothing to export.")
-    run_dir = _run_of(url)
-    if is_imported(run_dir):
-        return importing.imported_config(pathlib.Path(run_dir)), None
-    text = run_records.last_operative(open_root(run_dir))
-    if text is None:
-        raise ValueError(f"{url}: no run there has recorded its configuration.")
-    with tempfile.TemporaryDirectory() as folder:
-        path = pathlib.Path(folder) / "operative.gin"
-        path.write_text(text, encoding="utf-8")
-        run = config.load([str(path)]).run
-    if not isinstance(run.task, LanguageModel):
-        raise ValueError(
-            f"{url}: its task is {type(run.task).__name__}; only decoders of LanguageModel are "
-            "exported."
-        )
-    return run.task.model, run
-
-
-def _run_of(url: str) -> str:
-    """Returns the run directory of a run, of its checkpoints, or of one of its steps."""
-    url = url.rstrip("/")
-    above, _, last = url.rpartition("/")
-    if layout.parse(last):
-        url, (above, _, last) = above, above.rpartition("/")
-    return above if last == layout.CHECKPOINTS else url
 
 
 def _named(architecture: str) -> Architecture:

@@ -15,7 +15,7 @@ from models.decoder_config import DecoderConfig
 from models.huggingface.loading import read_part
 from models.huggingface.safetensors_files import check_range, dtype_of
 from models.huggingface.source import Source, is_huggingface, open_source
-from models.huggingface.tensors import Tensor
+from models.huggingface.tensors import by_path, whole_shape
 from models.lora import merged_kernel
 from trainer.checkpoints.reading import StoredStep, open_step
 from trainer.initial_parameters import Base, same_base
@@ -57,15 +57,12 @@ class _OfFolder:
 
     def __init__(self, source: Source, decoder: DecoderConfig) -> None:
         self._source = source
-        self._tensors: dict[str, list[Tensor]] = {}
-        for tensor in source.tensors(decoder):
-            self._tensors.setdefault(tensor.path, []).append(tensor)
+        self._tensors = by_path(source.tensors(decoder))
         self.dtype: str = decoder.param_dtype
 
     def read(self, path: str) -> np.ndarray:
         parts = self._tensors[path]
-        lead = tuple(max(places) + 1 for places in zip(*(part.at for part in parts)))
-        whole = np.empty((*lead, *parts[0].shape), dtype_of(self.dtype))
+        whole = np.empty(whole_shape(parts), dtype_of(self.dtype))
         for part in parts:
             everything = tuple(slice(0, size) for size in part.shape)
             values = read_part(self._source.stored, part, everything)

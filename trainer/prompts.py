@@ -11,8 +11,9 @@ import numpy as np
 from input_pipeline.chat_template import ChatTemplate
 from input_pipeline.conversation import conversation_text
 from input_pipeline.conversation_encoder import ConversationEncoder, chat_template
-from input_pipeline.data_config import Conversations, DataConfig
+from input_pipeline.data_config import Conversations, DataConfig, SourceConfig, TokenShards
 from input_pipeline.tokenizer import Tokenizer
+from input_pipeline.tokenizer_folder import DEFAULT
 
 _EXCHANGE = {"messages": [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]}
 
@@ -36,14 +37,17 @@ def text_prompt(text: str, *, tokenizer: Tokenizer) -> np.ndarray:
     return np.asarray([*start, *tokenizer.encode_batch([text.encode()])[0]], np.int32)
 
 
-def stop_tokens(data: DataConfig, *, tokenizer: Tokenizer) -> tuple[int, ...]:
+def stop_tokens(source: SourceConfig, *, tokenizer: Tokenizer) -> tuple[int, ...]:
     """Returns the tokens that end an answer: the end of a text and, if it has one, of a turn.
 
     Raises:
-      ValueError: the chat template of ``data`` cannot be used.
+      ValueError: the chat template of ``source`` cannot be used.
     """
-    if isinstance(data.source, Conversations):
-        return tuple(sorted({tokenizer.eos, *_ends_of_turns(data.source, tokenizer)}))
+    if isinstance(source, TokenShards) and DEFAULT in tokenizer.conventions.chat_templates:
+        # Shards of conversations record their template. Any day does: only the end is looked at.
+        source = Conversations(root="", date="2000-01-01")
+    if isinstance(source, Conversations):
+        return tuple(sorted({tokenizer.eos, *_ends_of_turns(source, tokenizer)}))
     return (tokenizer.eos,)
 
 
@@ -65,7 +69,6 @@ class PromptReader:
     def __init__(self, data: DataConfig, *, tokenizer: Tokenizer) -> None:
         """``data`` says how conversations are written, if its source is one of conversations."""
         chats = data.source if isinstance(data.source, Conversations) else Conversations(root="")
-        self._data = dataclasses.replace(data, source=chats)
         self._conversations, self._tokenizer = chats, tokenizer
         self._template: ChatTemplate | None = None
         self.stop: tuple[int, ...] = (tokenizer.eos,)
@@ -87,7 +90,7 @@ class PromptReader:
         """
         if self._template is None:
             self._template = chat_template(self._conversations, tokenizer=self._tokenizer)
-            self.stop = stop_tokens(self._data, tokenizer=self._tokenizer)
+            self.stop = stop_tokens(self._conversations, tokenizer=self._tokenizer)
         _check_unicode(text := conversation_text(asked))
         known = json.loads(text)
         rendered = self._template.render(

@@ -87,7 +87,7 @@ def examine(
     found += _data(run)
     url = run.train.init_from
     if url is not None:
-        found += _in_time(lambda: [base_finding(url)], about="init_from", url=url)
+        found += _in_time(lambda: [base_finding(run, url=url)], about="init_from", url=url)
     if directory is not None:
         look = lambda: list(_directory(loaded, directory))  # noqa: E731
         found += _in_time(look, about="checkpoint", url=directory.url)

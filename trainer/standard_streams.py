@@ -4,8 +4,8 @@ Imports the standard library only. A run may outlive the terminal or the pipe th
 from (``| head``, a closed session): what it prints is lost then, and the run goes on, since its
 metrics and records are files. A process that was started without them gets the null device, because
 otherwise the next file that it opens takes the number, and whatever prints an error writes into it.
-Characters that the locale's encoding lacks are written as escapes. What libraries and children print
-on their own goes to standard error: standard output has what was asked for, and nothing else.
+Characters that the locale's encoding lacks are written as escapes. What libraries and children
+print goes to standard error: standard output has what was asked for, and nothing else.
 """
 
 import contextlib

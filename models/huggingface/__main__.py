@@ -18,7 +18,8 @@ from input_pipeline.progress import Progress
 from launch.exit_codes import ExitCode
 from trainer import standard_streams
 
-DTYPES = ("float32", "bfloat16", "float16")
+DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes of a number by its type."""
 EPILOG = """\
 examples:
   python -m models.huggingface inspect downloads/Llama-3.1-8B
@@ -84,7 +85,10 @@ def _parser() -> argparse.ArgumentParser:
         command.set_defaults(run=run)
     bring.add_argument("out", type=pathlib.Path, help="folder to make")
     bring.add_argument(
-        "--param_dtype", choices=DTYPES[:2], default="float32", help="type that parameters keep"
+        "--param_dtype",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="type that parameters keep",
     )
     export = commands.add_parser("export", help="a run's step becomes a folder of safetensors")
     export.add_argument("url", help="a run, a step of it (RUN/checkpoints/100.a1) or an import")
@@ -113,31 +117,43 @@ def _import(arguments: argparse.Namespace) -> Mapping[str, Any]:
     from models.huggingface import inspection
     from trainer.importing import import_folder
 
-    begin = time.monotonic()
+    begin, shown, peaks = time.monotonic(), Progress("Reading"), [0]
+
+    def progress(done: int, of: int) -> None:
+        shown(done, of)
+        peaks[0] = _peak_bytes()
+
     source = import_folder(
         arguments.folder,
         arguments.out,
         param_dtype=arguments.param_dtype,
         ignore=arguments.ignore,
-        progress=Progress("Reading"),
+        progress=progress,
     )
-    numbers = inspection.describe(source)
-    peak, seconds = _peak_bytes(), time.monotonic() - begin
-    text = (
-        f"{arguments.out}: {source.architecture.name}, {numbers['parameters']:,} parameters as "
-        f"{arguments.param_dtype}, in {seconds:.0f} s; this process held at most "
-        f"{peak / 1e9:.2f} GB.\nTrain from it: --gin.TrainConfig.init_from=\"'{arguments.out}'\", "
-        f"with include '{arguments.out}/model.gin' in the run's gin file."
-    )
-    return {
-        "text": text,
+    found = inspection.describe(source)
+    told = {
         "out": str(arguments.out),
         "architecture": source.architecture.name,
-        "parameters": numbers["parameters"],
+        "parameters": found["parameters"],
         "param_dtype": arguments.param_dtype,
-        "seconds": seconds,
-        "peak_bytes": peak,
+        "seconds": time.monotonic() - begin,
+        "parameter_bytes": found["parameters"] * DTYPES[arguments.param_dtype],
+        "largest_tensor_bytes": found["largest_tensor_bytes"],
+        "peak_bytes_reading": peaks[0],
+        "peak_bytes": _peak_bytes(),
     }
+    size, largest, reading, peak = (
+        f"{told[name] / 1e9:.2f} GB"
+        for name in ("parameter_bytes", "largest_tensor_bytes", "peak_bytes_reading", "peak_bytes")
+    )
+    text = (
+        f"{arguments.out}: {source.architecture.name}, {found['parameters']:,} parameters as "
+        f"{arguments.param_dtype} ({size}, largest tensor read {largest}), in "
+        f"{told['seconds']:.0f} s. This process held at most {reading} while reading and {peak} in "
+        f"all.\nTrain from it: --gin.TrainConfig.init_from=\"'{arguments.out}'\", with include "
+        f"'{arguments.out}/model.gin' in the run's gin file."
+    )
+    return {"text": text, **told}
 
 
 def _export(arguments: argparse.Namespace) -> Mapping[str, Any]:

@@ -108,14 +108,9 @@ class Architecture:
             read = DecoderConfig(**self.fields(keys))
         except ValueError as error:
             return [str(error)]
-        wanted, found = function(config), function(read)
-        differing = [name for name in wanted if wanted[name] != found.get(name)]
-        # Of blocks the first says enough.
-        blocks = [name for name in differing if name.startswith("block ")]
         return [
-            f"{name}={wanted[name]!r}, where it has {found.get(name)!r}"
-            for name in differing
-            if name not in blocks[1:]
+            f"{name}={wanted!r}, where it has {found!r}"
+            for name, (wanted, found) in differing(config, read).items()
         ]
 
 
@@ -141,6 +136,14 @@ def function(config: DecoderConfig) -> dict[str, Any]:
     for name in EXPERTS if config.experts is not None else ():
         found[f"experts.{name}"] = getattr(config.experts, name)
     return found | {f"block {n}": _block(config, kind) for n, kind in enumerate(config.blocks)}
+
+
+def differing(one: DecoderConfig, other: DecoderConfig) -> dict[str, tuple[Any, Any]]:
+    """Returns name -> both values of what differs between two models; of blocks only the first."""
+    mine, theirs = function(one), function(other)
+    names = [name for name in mine | theirs if mine.get(name) != theirs.get(name)]
+    blocks = [name for name in names if name.startswith("block ")]
+    return {n: (mine.get(n), theirs.get(n)) for n in names if n not in blocks[1:]}
 
 
 def _block(config: DecoderConfig, kind: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from models.huggingface import config_file
 from models.huggingface.source import Source
-from models.huggingface.tensors import Tensor
+from models.huggingface.tensors import Tensor, by_path, whole_shape
 
 
 def describe(source: Source) -> dict[str, Any]:
@@ -41,14 +41,10 @@ def describe(source: Source) -> dict[str, Any]:
 
 def _table(wanted: Sequence[Tensor]) -> list[str]:
     """One line per parameter of ours: path, shape, and the tensors that it is made of."""
-    of_path: dict[str, list[Tensor]] = {}
-    for tensor in wanted:
-        of_path.setdefault(tensor.path, []).append(tensor)
     lines = []
-    for path, parts in of_path.items():
-        lead = [max(places) + 1 for places in zip(*(part.at for part in parts))]
+    for path, parts in by_path(wanted).items():
         names = [parts[0].name, parts[-1].name][: len(parts)]
         count = f" ({len(parts)} tensors)" if len(parts) > 1 else ""
-        shape = [*lead, *parts[0].shape]
+        shape = list(whole_shape(parts))
         lines.append(f"{path} {shape}: {' ... '.join(names)}{count}, {parts[0].layout.text}")
     return lines

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from models.huggingface.safetensors_files import TensorFolder, check_range
-from models.huggingface.tensors import Slices, Tensor
+from models.huggingface.tensors import Slices, Tensor, by_path
 
 Progress = Callable[[int, int], None]
 """Is told bytes done and bytes in all; shared by the commands that read and write."""
@@ -33,21 +33,19 @@ def load(
       folder: checked against the tensors before (``safetensors_files.check``).
       tensors: where each parameter's values are; together they cover every one.
       abstract: path -> shape, dtype and sharding.
-      progress: is told how many bytes of this process's share were read.
+      progress: is told bytes of the files that are done, other processes' share included.
 
     Raises:
       ValueError: the type of a parameter cannot hold one of its numbers.
     """
-    of_path: dict[str, list[Tensor]] = collections.defaultdict(list)
-    for tensor in tensors:
-        of_path[tensor.path].append(tensor)
+    of_path = by_path(tensors)
     assert of_path.keys() == abstract.keys(), of_path.keys() ^ abstract.keys()
-    total = sum(folder.tensors[t.name].bytes for each in of_path.values() for t in each)
-    done = 0
+    sizes = {path: sum(folder.tensors[t.name].bytes for t in of_path[path]) for path in abstract}
+    total, done = sum(sizes.values()), 0
     loaded = {}
     for path, like in abstract.items():
         loaded[path] = _parameter(folder, of_path[path], like)
-        done += sum(folder.tensors[tensor.name].bytes for tensor in of_path[path])
+        done += sizes[path]
         progress(done, total)
     return loaded
 

@@ -10,6 +10,7 @@ to its dtype, shape and place; the tensors' bytes (https://huggingface.co/docs/s
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import pathlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -80,7 +81,7 @@ class Stored:
     def bytes(self) -> int:
         """Size in the file; 0 for types that are not read."""
         size = DTYPES[self.dtype].itemsize if self.dtype in DTYPES else 0
-        return size * int(np.prod(self.shape, dtype=np.int64))
+        return size * math.prod(self.shape)
 
 
 class TensorFolder:
@@ -114,8 +115,8 @@ class TensorFolder:
             if found is None or found.file.name != file:
                 where = "nowhere" if found is None else f"in {found.file.name}"
                 raise ValueError(
-                    f"{folder / INDEX}: {_printable(name)} should be in {file}, but is {where}. The "
-                    "download is incomplete, or files of two versions are mixed; fetch it again."
+                    f"{folder / INDEX}: {_printable(name)} should be in {file}, but is {where}. "
+                    "The download is incomplete, or files of two versions are mixed; fetch it again."
                 )
 
     @property
@@ -225,6 +226,10 @@ class Planned:
     name: str
     shape: tuple[int, ...]
 
+    def bytes(self, dtype: np.dtype) -> int:
+        """Size in a file."""
+        return math.prod(self.shape) * dtype.itemsize
+
 
 class FolderWriter:
     """Writes tensors in any order into files whose layout is fixed beforehand.
@@ -252,7 +257,7 @@ class FolderWriter:
         self._folder = folder
         self._dtype = dtype_of(dtype)
         code = next(code for code, known in DTYPES.items() if known == self._dtype)
-        shards = _shards(planned, itemsize=self._dtype.itemsize, most=shard_bytes)
+        shards = _shards(planned, dtype=self._dtype, most=shard_bytes)
         self.files = _file_names(len(shards))
         self._places: dict[str, tuple[str, int, Planned]] = {}
         self._open: dict[str, BinaryIO] = {}
@@ -264,7 +269,7 @@ class FolderWriter:
         entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
         end = 0
         for each in shard:
-            begin, end = end, end + self._bytes(each)
+            begin, end = end, end + each.bytes(self._dtype)
             entries[each.name] = {"dtype": code, "shape": each.shape, "data_offsets": [begin, end]}
         header = json.dumps(entries, separators=(",", ":")).encode()
         header += b" " * (-len(header) % 8)  # tensors begin at a multiple of eight
@@ -275,9 +280,6 @@ class FolderWriter:
             begin = entries[each.name]["data_offsets"][0]
             self._places[each.name] = (file, 8 + len(header) + begin, each)
         out.truncate(8 + len(header) + end)
-
-    def _bytes(self, planned: Planned) -> int:
-        return int(np.prod(planned.shape, dtype=np.int64)) * self._dtype.itemsize
 
     def write(self, name: str, values: np.ndarray) -> None:
         """Writes one tensor, converted to the files' type; each is written once.
@@ -301,26 +303,24 @@ class FolderWriter:
             os.fsync(out.fileno())
             out.close()
         if len(self.files) > 1:
+            total = sum(planned.bytes(self._dtype) for _, _, planned in self._places.values())
             index = {
-                "metadata": {
-                    "total_size": sum(self._bytes(p) for _, _, p in self._places.values())
-                },
+                "metadata": {"total_size": total},
                 "weight_map": {name: file for name, (file, _, _) in self._places.items()},
             }
             text = json.dumps(index, indent=2, sort_keys=True)
             (self._folder / INDEX).write_text(text + "\n", encoding="utf-8")
 
 
-def _shards(planned: Sequence[Planned], *, itemsize: int, most: int) -> list[list[Planned]]:
+def _shards(planned: Sequence[Planned], *, dtype: np.dtype, most: int) -> list[list[Planned]]:
     shards: list[list[Planned]] = [[]]
     size = 0
     for each in planned:
-        bytes_ = int(np.prod(each.shape, dtype=np.int64)) * itemsize
-        if shards[-1] and size + bytes_ > most:
+        if shards[-1] and size + each.bytes(dtype) > most:
             shards.append([])
             size = 0
         shards[-1].append(each)
-        size += bytes_
+        size += each.bytes(dtype)
     return shards
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from models.decoder_config import DecoderConfig
 from models.huggingface import config_file, safetensors_files
-from models.huggingface.architecture import Architecture, function
+from models.huggingface.architecture import Architecture, differing
 from models.huggingface.safetensors_files import TensorFolder
 from models.huggingface.tensors import Tensor
 
@@ -43,13 +43,11 @@ class Source:
           decoder: the same model, perhaps divided otherwise into prefix, pattern and suffix.
 
         Raises:
-          ValueError: it is another model; names every field.
+          ValueError: it is another model; names the fields.
         """
-        mine, theirs = function(decoder), function(self.config)
         lines = [
-            f"  {name} = {mine.get(name)!r}, but {theirs.get(name)!r} in {CONFIG}"
-            for name in {**mine, **theirs}
-            if mine.get(name) != theirs.get(name)
+            f"  {name} = {mine!r}, but {theirs!r} in {CONFIG}"
+            for name, (mine, theirs) in differing(decoder, self.config).items()
         ]
         if lines:
             text = "\n".join(lines)

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import math
 import re
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -106,3 +107,17 @@ class Tensor:
     def their_shape(self) -> tuple[int, ...]:
         """Shape in their files."""
         return self.layout.their_shape(self.shape)
+
+
+def by_path(tensors: Iterable[Tensor]) -> dict[str, list[Tensor]]:
+    """Returns path of our parameter -> the tensors that it is made of, both in their order."""
+    found: dict[str, list[Tensor]] = {}
+    for tensor in tensors:
+        found.setdefault(tensor.path, []).append(tensor)
+    return found
+
+
+def whole_shape(parts: Sequence[Tensor]) -> tuple[int, ...]:
+    """Returns the shape of the parameter that these tensors make, the leading dimensions in it."""
+    lead = (max(places) + 1 for places in zip(*(part.at for part in parts), strict=True))
+    return (*lead, *parts[0].shape)

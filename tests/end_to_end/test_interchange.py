@@ -6,6 +6,7 @@ import math
 import pathlib
 import pickle
 import pickletools
+import shutil
 import subprocess
 import sys
 
@@ -120,6 +121,46 @@ def test_a_model_is_tuned_answers_and_goes_back(scene: Scene) -> None:
     first = json.loads(run(before, "--mode=eval", f"--cache_dir={folder / 'cache'}"))
     assert scores["loss"] < 0.2 * first["loss"]
     assert scores["init_from"] == str(exported)
+
+
+def test_adapters_beside_a_folder_are_merged_when_they_go_back(scene: Scene) -> None:
+    """Trained beside the folder as it was downloaded; the export computes what the run computed."""
+    folder, cache = scene.folder, f"--cache_dir={scene.folder / 'cache'}"
+    base = folder / "base"
+    shutil.copytree(folder / "model", base)
+    gin = scene.gin("lora", bindings=folder / "model.gin", base=base)
+    lora = (
+        *("--gin.DecoderConfig.lora=@LoraConfig()", "--gin.LoraConfig.rank=4"),
+        *("--gin.LoraConfig.targets=('attention/.*/kernel', 'mlp/.*/kernel')",),
+        *("--gin.LoraConfig.alpha=16.0", "--gin.ScheduleConfig.peak=0.1"),
+    )
+    run(gin, *lora, f"--run_dir={folder / 'lora'}", cache)
+    scored = json.loads(run(gin, *lora, f"--run_dir={folder / 'lora'}", cache, "--mode=eval"))
+    run("export", folder / "lora", folder / "merged", cache, module="models.huggingface")
+    merged = scene.gin("merged", bindings=folder / "model.gin", base=folder / "merged")
+    again = json.loads(run(merged, "--mode=eval", cache))
+    assert again["loss"] == pytest.approx(scored["loss"], rel=1e-5)
+    straight = scene.gin("straight", bindings=folder / "model.gin", base=folder / "lora")
+    assert json.loads(run(straight, "--mode=eval", cache))["loss"] == again["loss"]
+    before = json.loads(
+        run(scene.gin("none", bindings=folder / "model.gin", base=base), "--mode=eval", cache)
+    )
+    assert scored["loss"] < before["loss"] - 0.02  # the head is frozen: adapters cannot do much
+
+    index = base / "model-00001-of-00002.safetensors"
+    content = bytearray(index.read_bytes())
+    content[-1] ^= 1
+    index.write_bytes(content)
+    for command in (
+        ["trainer.main", gin, *lora, f"--run_dir={folder / 'lora'}", cache, "--mode=eval"],
+        ["models.huggingface", "export", str(folder / "lora"), str(folder / "no")],
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", *command], cwd=REPOSITORY, capture_output=True, text=True
+        )
+        assert done.returncode == 64, done.stderr
+        assert "another base" in done.stderr
+    assert not (folder / "no").exists()
 
 
 @pytest.mark.parametrize("mesh", [("fsdp=4",), ("stage=2", "tensor=2")], ids=str)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import sentencepiece
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 TEXTS = [
     "the cat sat on the mat",
@@ -62,9 +62,19 @@ def messages(turns: list[tuple[str, str]]) -> list[dict[str, str]]:
 
 
 def write_byte_level(
-    folder: Path, *, special: list[str], bos: str | None, eos: str, template: str, **config: object
+    folder: Path,
+    *,
+    special: list[str],
+    bos: str | None,
+    eos: str,
+    template: str,
+    begins: bool = True,
+    **config: object,
 ) -> Path:
-    """Writes a byte-level tokenizer.json with special tokens, and what says how it is used."""
+    """Writes a byte-level tokenizer.json with special tokens, and what says how it is used.
+
+    ``begins`` says whether texts begin with ``bos``.
+    """
     built = tokenizers.Tokenizer(models.BPE())
     built.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     built.decoder = decoders.ByteLevel()
@@ -75,6 +85,12 @@ def write_byte_level(
     built.train_from_iterator(TEXTS, trainer)
     built.add_special_tokens(special)
     built.add_tokens(["<think>", "</think>"])
+    if begins and bos:
+        starts = {"single": f"{bos} $A", "pair": f"{bos} $A {bos} $B"}
+        number = built.token_to_id(bos)
+        built.post_processor = processors.TemplateProcessing(
+            **starts, special_tokens=[(bos, number)]
+        )
     folder.mkdir(parents=True)
     built.save(str(folder / "tokenizer.json"))
     ends = {"bos_token": bos, "eos_token": eos, "tokenizer_class": "PreTrainedTokenizerFast"}

@@ -110,6 +110,38 @@ def test_a_tokenizer_may_have_no_start_token(tmp_path) -> None:
     assert load(folder / "tokenizer.json", eos="<e>").digest == tokenizer.digest
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_documents_begin_with_a_start_token_where_texts_do_elsewhere(tmp_path, nested) -> None:
+    """Some models name a start token that begins no text."""
+    options = {"special": ["<a>", "<b>"], "bos": "<a>", "eos": "<b>", "template": HEADERS}
+    begins = write_byte_level(tmp_path / "begins", **options)
+    if nested:
+        spec = json.loads((begins / "tokenizer.json").read_text())
+        both = [{"type": "ByteLevel"} | dict.fromkeys(("add_prefix_space", "use_regex"), False)]
+        both[0]["trim_offsets"] = True
+        spec["post_processor"] = {"type": "Sequence", "processors": [*both, spec["post_processor"]]}
+        (begins / "tokenizer.json").write_text(json.dumps(spec))
+    assert load(begins).bos == load(begins).special["<a>"]
+    names_only = write_byte_level(tmp_path / "names", begins=False, **options)
+    tokenizer = load(names_only)
+    assert tokenizer.bos is None
+    assert tokenizer.conventions.names["bos_token"] == "<a>"
+    for add, folder in ((False, begins), (True, names_only)):
+        config = json.loads((folder / "tokenizer_config.json").read_text())
+        (folder / "tokenizer_config.json").write_text(json.dumps({**config, "add_bos_token": add}))
+        assert (load(folder).bos is not None) == add
+
+
+@pytest.mark.parametrize("begins", [False, True])
+@pytest.mark.parametrize("bos", ["", "<a>"])
+def test_a_saved_tokenizer_begins_documents_as_it_was_told_to(tmp_path, begins, bos) -> None:
+    options = {"special": ["<a>", "<b>"], "bos": "<a>", "eos": "<b>", "template": HEADERS}
+    tokenizer = load(write_byte_level(tmp_path / "folder", begins=begins, **options), bos=bos)
+    save_tokenizer(tmp_path / "saved", tokenizer)
+    assert load(tmp_path / "saved").bos == tokenizer.bos
+    assert load(tmp_path / "saved").digest == tokenizer.digest
+
+
 def test_what_a_folder_calls_special_is_special(tmp_path) -> None:
     folder = write_byte_level(
         tmp_path / "a",

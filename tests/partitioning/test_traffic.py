@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from models.decoder_config import DecoderConfig
 from models.experts_config import ExpertsConfig
+from models.lora_config import LoraConfig
 from partitioning.mesh_config import AXES, PipelineConfig, RulesConfig
 from partitioning.schedules import build_schedule
 from partitioning.traffic import branch_shares, expected
@@ -309,3 +310,18 @@ def test_merging_keeps_the_bytes(payloads):
     ]
     assert math.isclose(sum(t.payload for t in merged(parts)), sum(payloads), abs_tol=1e-6)
     assert len(merged(parts)) <= 1
+
+
+def test_beside_adapters_parameters_are_gathered_and_never_summed():
+    layer = "stacks/pattern/blocks/0/mlp/up"
+    adapted = {
+        f"{layer}/kernel": (("layers", "embed", "mlp"), (3, 64, 256)),
+        f"{layer}/adapter/a": (("layers", "embed", "rank"), (3, 64, 4)),
+        f"{layer}/adapter/b": (("layers", "rank", "mlp"), (3, 4, 256)),
+    }
+    model = with_model(lora=LoraConfig(rank=4, targets=("mlp/up/kernel",)), param_dtype="bfloat16")
+    found = terms(model, parameters=adapted, fsdp=4)
+    kernel, a, b = (3 * 64 * 256, 3 * 64 * 4, 3 * 4 * 256)
+    assert found["all-gather", "blocks: gathered where used"].payload == 2 * 2 * (kernel + a)
+    assert found["reduce-scatter", "blocks: gradients to who updates them"].payload == 2 * a
+    assert found["all-reduce", "blocks: gradients summed"].payload == 2 * b

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -13,8 +14,11 @@ from input_pipeline.manifest import Manifest
 from input_pipeline.token_writer import write_tokens
 from launch.contract import Finding, RunRecord, Verdict
 from trainer import check, config, config_record, readiness
+from trainer.checkpoints.root import open_root
+from trainer.checkpoints.store import CheckpointStore
 from trainer.fleet import cluster_of
 from trainer.readiness import Directory, examine
+from trainer.run_config import CheckpointConfig
 
 QUICKSTART = ("configs/runs/quickstart.gin",)
 MIXTRAL = ("configs/runs/mixtral_8x7b_64.gin",)
@@ -341,3 +345,29 @@ def test_the_command_loads_no_jax() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "[]\n", done.stderr
+
+
+def test_parameters_to_start_from_are_looked_for(tmp_path: pathlib.Path) -> None:
+    url = f"TrainConfig.init_from={str(tmp_path / 'gone')!r}"
+    assert "gone holds no checkpoint" in wrong(QUICKSTART, url)["init_from"]
+    store = CheckpointStore(open_root(tmp_path / "base"), attempt=1, config=CheckpointConfig())
+    store.save(3, {"groups": {"model": {"parameters": {"w": jnp.ones(2)}}}}, data={})
+    store.close()
+    url = f"TrainConfig.init_from={str(tmp_path / 'base')!r}"
+    (found,) = (
+        f for f in examine(QUICKSTART, (url,), devices=1, processes=1) if "3.a1" in f.message
+    )
+    assert (found.about, found.verdict) == ("init_from", Verdict.OK)
+
+
+@pytest.mark.parametrize(
+    ("bindings", "said"),
+    [
+        ((), "TrainConfig.init_from names no parameters that they shall adapt"),
+        (("LoraConfig.targets=('mlp/route',)", "TrainConfig.init_from='x'"), "matches no kernel"),
+        (("LoraConfig.targets=('norm',)", "TrainConfig.init_from='x'"), "can have no adapter"),
+    ],
+)
+def test_adapters_of_nothing_are_refused(bindings: tuple[str, ...], said: str) -> None:
+    found = wrong(QUICKSTART, "DecoderConfig.lora=@LoraConfig()", *bindings)
+    assert said in found["model"]

@@ -15,8 +15,9 @@ from models.huggingface.safetensors_files import TensorFolder
 from models.huggingface.source import open_source
 from tests.models.huggingface.folders import SMALL, SPARSE, write_folder
 from trainer.checkpoints.reading import open_step
-from trainer.exporting import export_step, stored_config
+from trainer.exporting import export_step
 from trainer.importing import import_folder
+from trainer.stored_config import stored_config
 
 
 def command(*arguments: str | pathlib.Path, code: int = 0) -> subprocess.CompletedProcess:
@@ -83,6 +84,19 @@ def test_the_parameters_may_be_kept_in_sixteen_bits(tmp_path: pathlib.Path) -> N
     assert "param_dtype = 'bfloat16'" in (tmp_path / "imported" / "model.gin").read_text()
     export_step(str(tmp_path / "imported"), tmp_path / "back", cache_dir=tmp_path)
     assert bits(tmp_path / "back") == bits(tmp_path / "model")
+
+
+def test_all_that_a_tokenizer_is_read_from_comes_along(tmp_path: pathlib.Path) -> None:
+    write_folder(tmp_path / "model")
+    beside = ["spiece.model", "tokenizer_config.json", "additional_chat_templates/rag.jinja"]
+    for name in beside:
+        (tmp_path / "model" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "model" / name).write_text(name)
+    import_folder(tmp_path / "model", tmp_path / "imported")
+    export_step(str(tmp_path / "imported"), tmp_path / "back", cache_dir=tmp_path)
+    for name in beside:
+        assert (tmp_path / "imported" / name).read_text() == name
+        assert (tmp_path / "back" / name).read_text() == name
 
 
 @pytest.mark.parametrize("arguments", [["import", "IN", "OUT"], ["export", "IN", "OUT"]])

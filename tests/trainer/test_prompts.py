@@ -6,9 +6,9 @@ import json
 import numpy as np
 import pytest
 
-from input_pipeline.data_config import Conversations, DataConfig, StandardLibrary
+from input_pipeline.data_config import Conversations, DataConfig, StandardLibrary, TokenShards
 from input_pipeline.tokenizer import ByteTokenizer, Conventions
-from trainer.prompts import PromptReader, asked_prompts, text_prompt
+from trainer.prompts import PromptReader, asked_prompts, stop_tokens, text_prompt
 
 TEXTS = DataConfig(source=StandardLibrary(), sequence_length=8, global_batch=1)
 CHATS = dataclasses.replace(TEXTS, source=Conversations(root="", template="plain"))
@@ -60,6 +60,22 @@ def test_the_token_that_ends_a_turn_stops_an_answer():
     assert reader.stop == (258,)
     reader.conversation(HELLO)
     assert set(reader.stop) == {256, 258}
+
+
+def test_prepared_conversations_end_turns_as_unprepared_ones_do():
+    """Their shards record the template, and no day: it must not be asked for."""
+    template = (
+        "{{ strftime_now('%Y') }}{% for m in messages %}{{ m.role + m.content + '<|pad|>' }}"
+        "{% endfor %}{% if add_generation_prompt %}{{ 'assistant' }}{% endif %}"
+    )
+    plain = ByteTokenizer()
+    conventions = dataclasses.replace(plain.conventions, chat_templates={"default": template})
+    chats = ByteTokenizer(conventions=conventions)
+    source = Conversations(root="", date="2024-07-26")
+    shards = TokenShards(path="")
+    assert stop_tokens(source, tokenizer=chats) == (256, 258)
+    assert stop_tokens(shards, tokenizer=chats) == (256, 258)
+    assert stop_tokens(shards, tokenizer=plain) == (258,)
 
 
 def test_texts_and_lines_come_in_order(tmp_path):

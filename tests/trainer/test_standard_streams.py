@@ -64,7 +64,7 @@ def run(program: str, **environ: str) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
         [
             *(sys.executable, "-c"),
-            f"import os\nfrom trainer import standard_streams\nstandard_streams.secure()\n{program}",
+            f"import os\nfrom trainer import standard_streams as s\ns.secure()\n{program}",
         ],
         cwd=REPOSITORY,
         env={**os.environ, **environ},

@@ -279,8 +279,10 @@ HALF = tuple(
     )
 )  # fmt: skip
 """Parameters in float32 and activations in bfloat16, against a step in float64."""
-_LORA = LoraConfig(rank=3, alpha=6.0, targets=("attention/.*/kernel", "mlp/.*/kernel"))
-_SHARED_LORA = dataclasses.replace(_LORA, targets=("attention/(query|out)/kernel", "mlp/shared/"))
+_LORA = LoraConfig(rank=4, alpha=8.0, targets=("attention/.*/kernel", "mlp/.*/kernel"))
+_SHARED_LORA = dataclasses.replace(
+    _LORA, rank=3, targets=("attention/(query|out)/kernel", "mlp/shared/")
+)
 _ONCE = PipelineConfig()
 ADAPTERS = tuple(
     Case(name=f"{name}, adapters", rules=r, mesh=MeshConfig(**sizes), microbatches=m, pipeline=p,

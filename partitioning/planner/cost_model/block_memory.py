@@ -124,11 +124,12 @@ def _kept(step: Step, kind: str, *, is_first: bool) -> tuple[float, float]:
     if remat is not None:
         kept = sum(values.get(name, 0.0) for name in remat.save)
         return own * is_first + kept, sum(values.get(name, 0.0) for name in remat.offload)
-    # Besides: what norms read in float32, what they give (of the whole sequence), and what the
-    # activation function reads and gives.
+    # Besides: what norms read in float32, and what they multiply where they are trained; what they
+    # give (of the whole sequence), and what the activation function reads and gives.
+    norms = 8 if step.model.lora is None else 4
     rows, width = _widths(step, kind)
     found = sum(values.values()) - values["attention_out"] + 4 * rows * width * step.width
-    return found + 8 * own + 2 * step.residual, 0.0
+    return found + norms * own + 2 * step.residual, 0.0
 
 
 def stash(step: Step) -> Quantity:

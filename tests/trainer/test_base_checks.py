@@ -1,0 +1,63 @@
+"""What a run starts from is looked at before there are devices, and compared with its model."""
+
+import dataclasses
+import pathlib
+
+import pytest
+
+from launch.contract import Verdict
+from models.decoder_config import DecoderConfig
+from tests.models.huggingface.folders import SMALL, write_folder
+from trainer import config
+from trainer.base_checks import base_finding, unlike_import
+from trainer.importing import import_folder
+from trainer.run_config import RunConfig
+
+OTHER = dataclasses.replace(SMALL, rope_base=5e5)
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("bases")
+    write_folder(folder / "model")
+    import_folder(folder / "model", folder / "imported")
+    return folder
+
+
+def run_of(model: DecoderConfig, *, url: str) -> RunConfig:
+    run = config.load(["configs/runs/quickstart.gin"]).run
+    return dataclasses.replace(
+        run,
+        task=dataclasses.replace(run.task, model=model),
+        train=dataclasses.replace(run.train, init_from=url),
+    )
+
+
+@pytest.mark.parametrize("place", ["model", "imported", "imported/checkpoints/0.a1"])
+def test_the_model_of_a_base_is_ready(places, place: str) -> None:
+    url = str(places / place)
+    found = base_finding(run_of(SMALL, url=url), url=url)
+    assert found.verdict is Verdict.OK, found.message
+    assert unlike_import(run_of(SMALL, url=url)) == ""
+
+
+def test_another_model_than_a_folder_is_an_error(places) -> None:
+    url = str(places / "model")
+    found = base_finding(run_of(OTHER, url=url), url=url)
+    assert found.verdict is Verdict.ERROR
+    assert "rope_base=500000.0" in found.message
+
+
+@pytest.mark.parametrize("place", ["imported", "imported/checkpoints/0.a1"])
+def test_another_model_than_an_import_is_a_warning_for_it_may_be_meant(places, place: str) -> None:
+    url = str(places / place)
+    found = base_finding(run_of(OTHER, url=url), url=url)
+    assert found.verdict is Verdict.WARNING
+    assert "rope_base=500000.0" in found.message
+    assert "model.gin" in found.message
+
+
+def test_nothing_to_start_from_is_an_error(tmp_path) -> None:
+    found = base_finding(run_of(SMALL, url=str(tmp_path)), url=str(tmp_path))
+    assert found.verdict is Verdict.ERROR
+    assert "holds no checkpoint" in found.message
