@@ -18,7 +18,7 @@ from models.huggingface.source import Source, is_huggingface, open_source
 from models.huggingface.tensors import by_path, whole_shape
 from models.lora import merged_kernel
 from trainer.checkpoints.reading import StoredStep, open_step
-from trainer.initial_parameters import Base, same_base
+from trainer.initial_parameters import Base, recorded_base
 from trainer.program import ADAPTERS, MODEL
 
 
@@ -128,7 +128,7 @@ def open_parameters(url: str, decoder: DecoderConfig, *, stack: contextlib.ExitS
         return Opened(own, step=str(step.name), averaged=own.averaged)
     record = step.data["adapters"]
     recorded = Base(**record["base"])
-    base = same_base(recorded, recorded.url)
+    base = recorded_base(recorded, adapters=url)
     kernels = open_parameters(base.url, decoder, stack=stack).parameters
     adapters = _OfStep(step, ADAPTERS)
     merged = _Merged(kernels, adapters, scale=record["scale"])

@@ -115,8 +115,8 @@ class TensorFolder:
             if found is None or found.file.name != file:
                 where = "nowhere" if found is None else f"in {found.file.name}"
                 raise ValueError(
-                    f"{folder / INDEX}: {_printable(name)} should be in {file}, but is {where}. "
-                    "The download is incomplete, or files of two versions are mixed; fetch it again."
+                    f"{folder / INDEX}: {_printable(name)} should be in {file} but is {where}. The "
+                    "download is incomplete, or files of two versions are mixed; fetch it again."
                 )
 
     @property
