@@ -6,6 +6,7 @@ it; a process that is killed leaves nothing that counts, and the next one clears
 
 import contextlib
 import fcntl
+import glob
 import os
 import shutil
 import socket
@@ -29,7 +30,7 @@ def make_once(folder: Path, *, make: Callable[[Path], None]) -> Path:
         if folder.is_dir():
             return folder
         # Whoever made these on this host is gone, for it held the lock that we hold.
-        for stale in folder.parent.glob(f"{host}*"):
+        for stale in folder.parent.glob(f"{glob.escape(host)}*"):
             shutil.rmtree(stale)
         partial = folder.with_name(f"{host}{uuid.uuid4().hex}")
         partial.mkdir()
@@ -60,7 +61,7 @@ def make_new[Made](folder: Path, *, make: Callable[[Path], Made]) -> Made:
 
 def check_new(folder: Path) -> None:
     """Raises ValueError if there is something where a folder is to be made."""
-    if folder.exists():
+    if folder.exists() or folder.is_symlink():
         raise ValueError(f"{folder} exists already; delete it or give another name.")
 
 

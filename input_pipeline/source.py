@@ -119,7 +119,7 @@ class JsonLineDocuments:
         where = self.where(index)
         try:
             record = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{where}: not valid JSON ({error}).") from error
         if not isinstance(record, dict):
             raise ValueError(f"{where}: a line must be a JSON object, not {type(record).__name__}.")
@@ -127,7 +127,7 @@ class JsonLineDocuments:
             return self._text_of(record).encode()
         except UnicodeEncodeError as error:
             raise ValueError(f"{where}: {error}.") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{where}: {error}") from error
 
 

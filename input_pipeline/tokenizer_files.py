@@ -89,7 +89,7 @@ def _load_file(config: TokenizerFile) -> Tokenizer:
         bos = _start_token(config, folder, puts=_puts(spec.get("post_processor"), named))
         if whole and bos is not None:
             spec = _without_start(spec, bos=bos)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path}: not a tokenizer.json ({error!r}).") from error
     text = json.dumps(spec, ensure_ascii=False)
     conventions = _conventions(folder, bos=bos, eos=eos)

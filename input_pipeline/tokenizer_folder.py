@@ -127,7 +127,7 @@ def _object(path: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not valid JSON ({error}). Download it again.") from error
     if not isinstance(value, dict):
         raise ValueError(f"{path}: must hold a JSON object, not {type(value).__name__}.")

@@ -5,16 +5,18 @@ import dataclasses
 import json
 import math
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from input_pipeline.cache import check_new, make_new
 from input_pipeline.dataset import dataset_tokenizer
 from input_pipeline.tokenizer_files import save_tokenizer
 from models.huggingface import config_file, safetensors_files
 from models.huggingface.architectures import ARCHITECTURES, Architecture, fitting
+from models.huggingface.config_keys import short
 from models.huggingface.loading import OnProgress
 from models.huggingface.safetensors_files import FolderWriter, Planned
-from models.huggingface.source import CONFIG
+from models.huggingface.source import CONFIG, read_config
 from models.huggingface.tensors import Tensor, by_path
 from trainer import importing
 from trainer.plain_parameters import Parameters, open_parameters
@@ -88,13 +90,13 @@ def export_step(
     tensors = table.tensors(decoder)
 
     def make(folder: pathlib.Path) -> Exported:
+        ids = _add_tokenizer(folder, url, run, cache_dir=cache_dir)
         with contextlib.ExitStack() as stack:
             opened = open_parameters(url, decoder, stack=stack)
             kept = dtype or opened.parameters.dtype
             planned = [Planned(tensor.name, tensor.their_shape) for tensor in tensors]
             writer = FolderWriter(folder, planned, dtype=kept, shard_bytes=shard_bytes)
             _write(opened.parameters, writer, tensors, progress=progress)
-        ids = _add_tokenizer(folder, url, run, cache_dir=cache_dir)
         content = config_file.write(
             decoder,
             architecture=table,
@@ -138,8 +140,8 @@ def _add_tokenizer(
         # As it came, byte for byte.
         source = pathlib.Path(run_of(url))
         importing.copy_files(source, folder)
-        content = json.loads((source / CONFIG).read_text(encoding="utf-8"))
-        return _Ids(content.get("bos_token_id"), content.get("eos_token_id"))
+        content = read_config(source)
+        return _Ids(*(_token_ids(content, key) for key in ("bos_token_id", "eos_token_id")))
     try:
         tokenizer = dataset_tokenizer(run.data, cache_dir=cache_dir)
         # Named, though documents may begin without it.
@@ -151,14 +153,23 @@ def _add_tokenizer(
     return ids
 
 
+def _token_ids(content: Mapping[str, Any], key: str) -> Any:
+    """Returns what a config.json says of a token: None, an id, or ids."""
+    ids = content.get(key)
+    listed = ids if isinstance(ids, list) else [ids]
+    if ids is not None and not all(type(each) is int for each in listed):
+        raise ValueError(f"{CONFIG}: {key}={short(ids)} must be a number or a list of numbers.")
+    return ids
+
+
 def _longest(url: str, run: RunConfig | None) -> int | None:
     """Returns the longest context, in tokens: that of training, or of what it started from."""
     known = [] if run is None else [run.data.sequence_length]
     start = url if run is None else run.train.init_from
     path = pathlib.Path(run_of(start or "")) / CONFIG
     if start and "://" not in start and path.is_file():
-        content = json.loads(path.read_text(encoding="utf-8"))
-        known.append(content.get("max_position_embeddings") or 0)
+        length = read_config(path.parent).get("max_position_embeddings")
+        known += [length] if type(length) is int else []
     return max(known, default=0) or None
 
 

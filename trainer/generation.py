@@ -83,7 +83,7 @@ def _object(prompt: Prompt, found: Continuation, tokenizer: Tokenizer) -> str:
 
 def _text(prompt: Prompt, found: Continuation, tokenizer: Tokenizer) -> str:
     continuation = tokenizer.decode(found.tokens)
-    if "prompt" in prompt.asked:
+    if isinstance(prompt.asked.get("prompt"), str):
         return f"{prompt.asked['prompt']}{continuation}\n"
     last = prompt.asked["messages"][-1]
     return f"{last['role']}: {last['content']}\nassistant: {continuation}\n"

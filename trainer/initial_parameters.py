@@ -89,6 +89,31 @@ def same_base(recorded: Base, init_from: str) -> Base:
     return found
 
 
+def recorded_base(recorded: Base, *, adapters: str) -> Base:
+    """Returns the base of adapters where it was when they were trained.
+
+    Args:
+      recorded: what the adapters' checkpoint says.
+      adapters: where they are, for messages.
+
+    Raises:
+      ValueError: it is no longer there, or has changed.
+      CheckpointError: it is not whole.
+    """
+    what = f"{adapters} holds adapters of {recorded.url}"
+    remedy = "Put it there again, or a link to a copy."
+    try:
+        found = base_of(recorded.url)
+    except ValueError as error:
+        raise ValueError(f"{what}, which cannot be read any more: {error}\n{remedy}") from error
+    if found.fingerprint != recorded.fingerprint:
+        raise ValueError(
+            f"{what} as it was ({recorded.fingerprint[:12]}), but it has changed since "
+            f"({found.fingerprint[:12]}). {remedy}"
+        )
+    return found
+
+
 def initial_parameters(url: str, program: Program, *, coordination: Coordination) -> Any:
     """Returns the parameters of the group "model", laid out as those of ``program`` are.
 
@@ -114,7 +139,7 @@ def _loaded(url: str, wanted: Any, *, program: Program, coordination: Coordinati
         return load_params(url, wanted, allow_dtype_change=True, coordination=coordination)
     record = finding.document(root, found, layout.DATA)["adapters"]
     recorded = Base(**record["base"])
-    base = same_base(recorded, recorded.url)
+    base = recorded_base(recorded, adapters=url)
     logging.info("%s: adapters of %s, merged into it", url, base.url)
     kernels = _loaded(base.url, wanted, program=program, coordination=coordination)
     # They are small: whole on every device until they are merged.

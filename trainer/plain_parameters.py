@@ -13,12 +13,12 @@ import numpy as np
 
 from models.decoder_config import DecoderConfig
 from models.huggingface.loading import read_part
-from models.huggingface.safetensors_files import dtype_of
+from models.huggingface.safetensors_files import check_range, dtype_of
 from models.huggingface.source import Source, is_huggingface, open_source
 from models.huggingface.tensors import by_path, whole_shape
 from models.lora import merged_kernel
 from trainer.checkpoints.reading import StoredStep, open_step
-from trainer.initial_parameters import Base, same_base
+from trainer.initial_parameters import Base, recorded_base
 from trainer.program import ADAPTERS, MODEL
 
 
@@ -65,7 +65,9 @@ class _OfFolder:
         whole = np.empty(whole_shape(parts), dtype_of(self.dtype))
         for part in parts:
             everything = tuple(slice(0, size) for size in part.shape)
-            whole[part.at] = read_part(self._source.stored, part, everything)
+            values = read_part(self._source.stored, part, everything)
+            check_range(values, whole.dtype, name=part.name)
+            whole[part.at] = values
         return whole
 
 
@@ -126,7 +128,7 @@ def open_parameters(url: str, decoder: DecoderConfig, *, stack: contextlib.ExitS
         return Opened(own, step=str(step.name), averaged=own.averaged)
     record = step.data["adapters"]
     recorded = Base(**record["base"])
-    base = same_base(recorded, recorded.url)
+    base = recorded_base(recorded, adapters=url)
     kernels = open_parameters(base.url, decoder, stack=stack).parameters
     adapters = _OfStep(step, ADAPTERS)
     merged = _Merged(kernels, adapters, scale=record["scale"])

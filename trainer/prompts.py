@@ -74,19 +74,25 @@ class PromptReader:
         self.stop: tuple[int, ...] = (tokenizer.eos,)
 
     def text(self, text: str) -> Prompt:
-        """Returns a text that is to be continued."""
+        """Returns a text that is to be continued.
+
+        Raises:
+          ValueError: it is no Unicode.
+        """
+        _check_unicode(text)
         return Prompt({"prompt": text}, text_prompt(text, tokenizer=self._tokenizer))
 
     def conversation(self, asked: Mapping[str, Any]) -> Prompt:
         """Returns a conversation that is to be answered.
 
         Raises:
-          ValueError: it is none, or there is no chat template that can write it.
+          ValueError: it is none or no Unicode, or there is no chat template that can write it.
         """
         if self._template is None:
             self._template = chat_template(self._conversations, tokenizer=self._tokenizer)
             self.stop = stop_tokens(self._conversations, tokenizer=self._tokenizer)
-        known = json.loads(conversation_text(asked))
+        _check_unicode(text := conversation_text(asked))
+        known = json.loads(text)
         rendered = self._template.render(
             known["messages"], tools=known.get("tools"), add_generation_prompt=True
         )
@@ -100,7 +106,8 @@ class PromptReader:
           ValueError: the file cannot be read, or a line is neither; names it.
         """
         try:
-            lines = path.read_text(encoding="utf-8").splitlines()
+            # Not splitlines: JSON may have U+2028 and its like inside of a text.
+            lines = path.read_text(encoding="utf-8-sig").split("\n")
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"--prompts_file={path} cannot be read: {error}.") from error
         found = []
@@ -108,7 +115,7 @@ class PromptReader:
             if line.strip():
                 try:
                     found.append(self._line(line))
-                except ValueError as error:
+                except (ValueError, RecursionError) as error:
                     raise ValueError(f"{path}:{number}: {error}") from error
         return found
 
@@ -119,6 +126,16 @@ class PromptReader:
         if isinstance(asked, dict) and "messages" in asked:
             return self.conversation(asked)
         raise ValueError('a line is {"prompt": "..."} or {"messages": [{"role": ..., ...}]}.')
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"a prompt is no Unicode text: {error.reason} (character {error.start + 1}), half of a "
+            "pair or a byte that is no UTF-8. Convert it to UTF-8."
+        ) from error
 
 
 def asked_prompts(

@@ -250,9 +250,10 @@ def _choose(
     """Returns a token of each row: [B] int32."""
     if sampling.temperature == 0.0:
         return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
-    logits_BV = candidates(
-        logits_BV / sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p
-    )
+    # The highest becomes 0: however low the temperature is, that is not infinite.
+    logits_BV = logits_BV - jnp.max(logits_BV, axis=-1, keepdims=True)
+    temperature = max(sampling.temperature, float(jnp.finfo(logits_BV.dtype).tiny))
+    logits_BV = candidates(logits_BV / temperature, top_k=sampling.top_k, top_p=sampling.top_p)
     keys_B = jax.vmap(jax.random.fold_in, (0, None))(keys_B, number)
     return jax.vmap(jax.random.categorical)(keys_B, logits_BV).astype(jnp.int32)
 

@@ -4,10 +4,13 @@ Imports the standard library only. A run may outlive the terminal or the pipe th
 from (``| head``, a closed session): what it prints is lost then, and the run goes on, since its
 metrics and records are files. A process that was started without them gets the null device, because
 otherwise the next file that it opens takes the number, and whatever prints an error writes into it.
+Characters that the locale's encoding lacks are written as escapes. What libraries and children
+print goes to standard error: standard output has what was asked for, and nothing else.
 """
 
 import contextlib
 import errno
+import io
 import os
 import sys
 from collections.abc import Iterator
@@ -23,13 +26,27 @@ def secure() -> None:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
-    sys.stdout = _enduring(sys.stdout, descriptor=1)
+    sys.stdout = _apart(sys.stdout)
     sys.stderr = _enduring(sys.stderr, descriptor=2)
+
+
+def _apart(stream: TextIO | None) -> TextIO:
+    """Returns standard output under a number of its own; its old one becomes standard error."""
+    encoding = "utf-8" if stream is None else stream.encoding
+    if stream is not None:
+        stream.flush()
+    own = os.dup(1)
+    os.dup2(2, 1)
+    # Line by line, so that nobody waits for what is printed already.
+    text = open(own, "w", encoding=encoding, buffering=1)  # noqa: SIM115
+    return _enduring(text, descriptor=own)
 
 
 def _enduring(stream: TextIO | None, *, descriptor: int) -> TextIO:
     if stream is None:  # Python found it closed
         stream = open(descriptor, "w", closefd=False, encoding="utf-8")  # noqa: SIM115
+    if isinstance(stream, io.TextIOWrapper):  # as Python's own standard error
+        stream.reconfigure(errors="backslashreplace")
     return cast(TextIO, Enduring(stream, descriptor=descriptor))
 
 

@@ -13,8 +13,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from absl import logging
+
 from input_pipeline.progress import Progress
 from launch.exit_codes import ExitCode
+from trainer import standard_streams
 
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of a number by its type."""
@@ -35,19 +38,27 @@ in a folder is executed. See docs/huggingface.md.
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
-    from trainer.checkpoints.session import CheckpointError
-
     arguments = _parser().parse_args(argv)
-    run: Callable[[argparse.Namespace], Told] = arguments.run
     try:
-        text, facts = run(arguments)
-    except (ValueError, CheckpointError, OSError) as error:
-        print(error, file=sys.stderr)  # noqa: T201 - the console is this command's face
-        return int(ExitCode.CONFIGURATION)
+        return _run(arguments)
     except KeyboardInterrupt:
         print("\nInterrupted; nothing was left behind.", file=sys.stderr)  # noqa: T201
         return 130
-    print(json.dumps(facts) if arguments.json else text)  # noqa: T201
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from trainer.checkpoints.session import CheckpointError
+
+    # What Orbax logs of an error, pages of its threads, is raised here and told in a line.
+    logging.get_absl_logger().addFilter(lambda record: "/orbax/" not in record.pathname)
+    run: Callable[[argparse.Namespace], Told] = arguments.run
+    try:
+        text, facts = run(arguments)
+        print(json.dumps(facts) if arguments.json else text, flush=True)  # noqa: T201
+    except (ValueError, CheckpointError, OSError) as error:
+        notes = getattr(error, "__notes__", ()) if isinstance(error, OSError) else ()
+        print(error, *notes, sep="\n", file=sys.stderr)  # noqa: T201 - the console is its face
+        return int(ExitCode.CONFIGURATION)
     return 0
 
 
@@ -169,4 +180,5 @@ def _peak_bytes() -> int:
 
 
 if __name__ == "__main__":
+    standard_streams.secure()
     sys.exit(main())

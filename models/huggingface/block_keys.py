@@ -14,6 +14,9 @@ from models.huggingface.config_keys import Fields, Keys
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 
+MOST_LAYERS, MOST_EXPERTS = 1000, 10_000
+"""More than any model has; a file that says more would keep the reader busy for hours."""
+
 
 class Windows(Protocol):
     """Which blocks see a window only."""
@@ -171,6 +174,8 @@ class Mixture:
         counts = {keys.get(name, int) for name in names}
         if len(counts) > 1:
             raise keys.refusal(names[0], f"it disagrees with {names[1]}.")
+        if max(counts) > MOST_EXPERTS:
+            raise keys.refusal(names[0], f"at most {MOST_EXPERTS} experts are supported.")
         sparse = self._sparse(keys, layers=layers) if self.mixed else [True] * layers
         renormalize = self.renormalizes or keys.get("norm_topk_prob", bool, default=False)
         experts = keys.build(
@@ -224,6 +229,8 @@ class Blocks:
     def read(self, keys: Keys) -> Fields:
         """Reads them into a pattern."""
         layers = keys.get("num_hidden_layers", int)
+        if layers > MOST_LAYERS:
+            raise keys.refusal("num_hidden_layers", f"at most {MOST_LAYERS} are supported.")
         local, window = self.windows.read(keys, layers=layers)
         sparse, experts = [False] * layers, None
         if self.mixture is not None:

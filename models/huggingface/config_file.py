@@ -7,7 +7,7 @@ from typing import Any
 from models.decoder_config import DecoderConfig, RopeScaling
 from models.experts_config import ExpertsConfig
 from models.huggingface.architectures import ARCHITECTURES, Architecture
-from models.huggingface.config_keys import Keys
+from models.huggingface.config_keys import Keys, short
 
 CLASSES = (DecoderConfig, ExpertsConfig, RopeScaling)
 """What ``bindings`` may bind."""
@@ -87,8 +87,8 @@ def _architecture(config: Mapping[str, Any], *, where: str) -> Architecture:
             return architecture
     reasons = [why for key, why in REFUSED.items() if config.get(key) is not None]
     raise ValueError(
-        f"{where}: architectures={config.get('architectures')!r} with "
-        f"model_type={config.get('model_type')!r} is not supported"
+        f"{where}: architectures={short(config.get('architectures'))} with "
+        f"model_type={short(config.get('model_type'))} is not supported"
         f"{''.join(f'; {why}' for why in reasons)}. Supported are "
         f"{', '.join(each.name for each in ARCHITECTURES)}."
     )

@@ -7,7 +7,6 @@ programs too. Imports neither jax nor flax.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -15,6 +14,11 @@ from models.decoder_config import DecoderConfig, RopeScaling
 
 REQUIRED: Any = object()
 """Default of a key that has none."""
+
+MOST = 2**31 - 1
+"""Counted in int32 on devices."""
+LEAST_REAL, MOST_REAL = 2.0**-126, 3.4e38
+"""What float32 holds with all its digits."""
 
 Fields = dict[str, Any]
 
@@ -31,7 +35,8 @@ class Keys:
         """Returns a value of one of ``kinds``; null counts as absent.
 
         Raises:
-          ValueError: it is of another type, negative or not finite, or absent without a default.
+          ValueError: it is of another type, a whole number below 0 or beyond int32, a real one that
+            is not positive or beyond float32, or absent without a default.
         """
         self.seen.add(name)
         value = self.content.get(name)
@@ -39,13 +44,15 @@ class Keys:
             if default is REQUIRED:
                 raise ValueError(f"{self.where}: the key {name!r} is missing.")
             return default
-        if float in kinds and type(value) is int:
-            return float(value)
-        if type(value) not in kinds:
+        if type(value) not in kinds and not (float in kinds and type(value) is int):
             names = " or ".join(kind.__name__ for kind in kinds)
-            raise ValueError(f"{self.where}: {name}={value!r} must be of type {names}.")
-        if isinstance(value, float | int) and not 0 <= value < math.inf:
-            raise self.refusal(name, "it must be finite and not negative.")
+            raise ValueError(f"{self.where}: {name}={short(value)} must be of type {names}.")
+        if float in kinds:
+            if not LEAST_REAL <= value <= MOST_REAL:
+                raise self.refusal(name, "it must be positive, and a number that float32 holds.")
+            return float(value)
+        if isinstance(value, int) and not 0 <= value <= MOST:
+            raise self.refusal(name, f"it must be from 0 to {MOST}.")
         return value
 
     def part(self, name: str) -> "Keys":
@@ -65,7 +72,14 @@ class Keys:
 
     def refusal(self, name: str, why: str) -> ValueError:
         """Returns the error that refuses a key's value."""
-        return ValueError(f"{self.where}: {name}={self.content.get(name)!r}: {why}")
+        shown = name if name.isprintable() else repr(name)
+        return ValueError(f"{self.where}: {shown}={short(self.content.get(name))}: {why}")
+
+
+def short(value: Any) -> str:
+    """Returns a value for a message; what is very long is cut."""
+    text = repr(value)
+    return text if len(text) <= 400 else f"{text[:400]}..."
 
 
 class Translation(Protocol):

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from models.huggingface.safetensors_files import TensorFolder
+from models.huggingface.safetensors_files import TensorFolder, check_range
 from models.huggingface.tensors import Slices, Tensor, by_path
 
 OnProgress = Callable[[int, int], None]
@@ -34,6 +34,9 @@ def load(
       tensors: where each parameter's values are; together they cover every one.
       abstract: path -> shape, dtype and sharding.
       progress: is told bytes of the files that are done, other processes' share included.
+
+    Raises:
+      ValueError: the type of a parameter cannot hold one of its numbers.
     """
     of_path = by_path(tensors)
     assert of_path.keys() == abstract.keys(), of_path.keys() ^ abstract.keys()
@@ -67,6 +70,7 @@ def _parameter(
             if not all(start <= i < stop for i, (start, stop) in zip(tensor.at, lead)):
                 continue
             values = read_part(folder, tensor, tuple(slice(*each) for each in inner))
+            check_range(values, np.dtype(like.dtype), name=tensor.name)
             place = [i - start for i, (start, _) in zip(tensor.at, lead)] + [0] * len(inner)
             for device in devices:
                 new = _written(

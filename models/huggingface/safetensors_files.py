@@ -42,6 +42,33 @@ def dtype_of(name: str) -> np.dtype:
     return np.dtype(getattr(ml_dtypes, name, name))
 
 
+def check_range(values: np.ndarray, dtype: np.dtype, *, name: str) -> None:
+    """Refuses a conversion that would make numbers infinite.
+
+    Args:
+      values: in their own type.
+      dtype: what they are to become.
+      name: of the tensor.
+
+    Raises:
+      ValueError: a finite number is beyond what ``dtype`` holds.
+    """
+    most = float(ml_dtypes.finfo(dtype).max)
+    if float(ml_dtypes.finfo(values.dtype).max) <= most or not values.size:
+        return
+    highest = (np.fmax.reduce(values, axis=None), -np.fmin.reduce(values, axis=None))
+    if not any(float(each) > most for each in highest):
+        return
+    finite = np.abs(values[np.isfinite(values)])
+    with np.errstate(over="ignore"):
+        lost = finite[np.isinf(finite.astype(dtype))]
+    if lost.size:
+        raise ValueError(
+            f"{name} has {lost.size} number(s) up to {float(lost.max()):.4g}, which {dtype} cannot "
+            f"hold: its largest is {most:.4g}. Choose a type with more range."
+        )
+
+
 @dataclasses.dataclass(frozen=True)
 class Stored:
     """One tensor of a folder: its file, its type as safetensors names it, and its shape."""
@@ -79,15 +106,17 @@ class TensorFolder:
             for name, stored in _header(folder / file).items():
                 if name in self.tensors:
                     first = self.tensors[name].file.name
-                    raise ValueError(f"{folder}: {name} is in {first} and again in {file}.")
+                    raise ValueError(
+                        f"{folder}: {_printable(name)} is in {first} and again in {file}."
+                    )
                 self.tensors[name] = stored
         for name, file in (named or {}).items():
             found = self.tensors.get(name)
             if found is None or found.file.name != file:
                 where = "nowhere" if found is None else f"in {found.file.name}"
                 raise ValueError(
-                    f"{folder / INDEX}: {name} should be in {file}, but is {where}. The download "
-                    "is incomplete, or files of two versions are mixed; fetch it again."
+                    f"{folder / INDEX}: {_printable(name)} should be in {file} but is {where}. The "
+                    "download is incomplete, or files of two versions are mixed; fetch it again."
                 )
 
     @property
@@ -123,7 +152,7 @@ def _indexed(folder: pathlib.Path) -> dict[str, str] | None:
         files = set(named.values())
         if not all(isinstance(file, str) for file in files):
             raise TypeError("a file's name is no text")
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(
             f"{path} is no index of tensors ({type(error).__name__}: {error}). Fetch it again."
         ) from error
@@ -133,7 +162,9 @@ def _indexed(folder: pathlib.Path) -> dict[str, str] | None:
         if not file.endswith(".safetensors"):
             raise ValueError(f"{path} names {file!r}, which is no .safetensors file. {_NO_PICKLE}")
         if not (folder / file).is_file():
-            raise ValueError(f"{path} names {file}, which is missing. The download is incomplete.")
+            raise ValueError(
+                f"{path} names {file!r}, which is missing. The download is incomplete."
+            )
     return named
 
 
@@ -176,6 +207,8 @@ def _header(path: pathlib.Path) -> dict[str, Stored]:
 def _opened(path: pathlib.Path) -> Iterator[Any]:
     import safetensors
 
+    if not path.is_file():  # opening a pipe would wait for whoever writes into it
+        raise ValueError(f"{path} is no file, or a link to none.")
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
             yield file
@@ -249,9 +282,14 @@ class FolderWriter:
         out.truncate(8 + len(header) + end)
 
     def write(self, name: str, values: np.ndarray) -> None:
-        """Writes one tensor, converted to the files' type; each is written once."""
+        """Writes one tensor, converted to the files' type; each is written once.
+
+        Raises:
+          ValueError: the type cannot hold one of the numbers.
+        """
         file, place, planned = self._places[name]
         assert values.shape == planned.shape, (name, values.shape, planned.shape)
+        check_range(values, self._dtype, name=name)
         self._left.remove(name)
         out = self._open[file]
         out.seek(place)
@@ -313,7 +351,7 @@ def check(
     differences = {
         "missing": [f"{name} {shape}" for name, shape in wanted.items() if name not in found],
         "not part of this model": [
-            f"{name} {found[name].shape}"
+            f"{_printable(name)} {found[name].shape}"
             for name in found
             if name not in wanted and name not in redundant
         ],
@@ -333,6 +371,13 @@ def check(
         raise ValueError(
             f"{where} does not hold the model that its config.json describes:\n" + "\n".join(lines)
         )
+
+
+def _printable(name: str) -> str:
+    """Returns a name out of a file as a terminal may show it."""
+    plain = name.isprintable() and name.strip() == name != ""
+    shown = name if plain else repr(name)
+    return shown if len(shown) <= 200 else f"{shown[:200]}..."
 
 
 def _listed(kind: str, names: Sequence[str], most: int = 8) -> str:

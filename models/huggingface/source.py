@@ -93,8 +93,11 @@ def open_source(folder: pathlib.Path, *, ignore: Sequence[str] = ()) -> Source:
     Raises:
       ValueError: something that our decoder cannot express, or a damaged or incomplete folder.
     """
-    path = folder / CONFIG
-    architecture, decoder = config_file.read(_json(path), where=str(path), ignore=ignore)
+    if is_imported(str(folder)):
+        raise ValueError(f"{folder} was imported already; name it as TrainConfig.init_from.")
+    described = read_config(folder)
+    where = str(folder / CONFIG)
+    architecture, decoder = config_file.read(described, where=where, ignore=ignore)
     stored = TensorFolder(folder)
     safetensors_files.check(
         stored.tensors,
@@ -105,15 +108,22 @@ def open_source(folder: pathlib.Path, *, ignore: Sequence[str] = ()) -> Source:
     return Source(folder=folder, architecture=architecture, config=decoder, stored=stored)
 
 
-def _json(path: pathlib.Path) -> Mapping[str, Any]:
+def read_config(folder: pathlib.Path) -> Mapping[str, Any]:
+    """Returns the content of a folder's config.json.
+
+    Raises:
+      ValueError: there is none, or it is no JSON object.
+    """
+    path = folder / CONFIG
     if not path.is_file():
-        folder = path.parent
         there = sorted(each.name for each in folder.iterdir())[:8] if folder.is_dir() else None
         found = "there is no such folder" if there is None else f"it holds {there}"
+        if path.exists() or path.is_symlink():
+            found = "what has this name is no file, or a link to none"
         raise ValueError(f"{folder} has no {path.name}, which describes the model; {found}.")
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is no JSON ({error}). Fetch it again.") from error
     if not isinstance(value, dict):
         raise ValueError(f"{path} holds {type(value).__name__} instead of an object.")

@@ -109,6 +109,7 @@ def test_a_dataset_without_a_licence_is_refused(name, request) -> None:
     ("line", "message"),
     [
         ('{"text": "x"', r"a\.jsonl:3: not valid JSON"),
+        ("[" * 100_000, r"a\.jsonl:3: not valid JSON .*recursion"),
         ("[1]", r"a\.jsonl:3: a line must be a JSON object, not list"),
         ('{"body": "x"}', r"a\.jsonl:3: no field 'text'; it has \['body'\]"),
         ('{"text": 5}', r"a\.jsonl:3: field 'text' is int, not text"),

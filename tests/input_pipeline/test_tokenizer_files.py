@@ -194,12 +194,14 @@ def test_a_folder_or_file_that_is_no_tokenizer_is_named(tmp_path) -> None:
     with pytest.raises(ValueError, match=r"tokenizer\.model: not a SentencePiece model"):
         load(pointer, eos="</s>")
     broken = write_byte_level(tmp_path / "b", special=["<e>"], bos=None, eos="<e>", template="")
-    (broken / "tokenizer.json").write_text('["no object"]')
-    with pytest.raises(ValueError, match=r"tokenizer\.json: not a tokenizer\.json"):
-        load(broken)
-    (broken / "tokenizer_config.json").write_text("{")
-    with pytest.raises(ValueError, match=r"tokenizer_config\.json: not valid JSON"):
-        load(broken)
+    for text in ('["no object"]', "[" * 100_000):
+        (broken / "tokenizer.json").write_text(text)
+        with pytest.raises(ValueError, match=r"tokenizer\.json: not a tokenizer\.json"):
+            load(broken)
+    for text in ("{", '{"a":' * 100_000):
+        (broken / "tokenizer_config.json").write_text(text)
+        with pytest.raises(ValueError, match=r"tokenizer_config\.json: not valid JSON"):
+            load(broken)
 
 
 def test_a_missing_end_token_is_said_with_the_remedy(tmp_path) -> None:

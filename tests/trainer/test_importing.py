@@ -1,5 +1,6 @@
 """Models of Hugging Face in and out through the commands."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -13,6 +14,7 @@ from safetensors import safe_open
 
 from models.huggingface.safetensors_files import TensorFolder
 from models.huggingface.source import open_source
+from tests.end_to_end.runs import mounted
 from tests.models.huggingface.folders import SMALL, SPARSE, write_folder
 from trainer.checkpoints.reading import open_step
 from trainer.exporting import export_step
@@ -130,6 +132,53 @@ def test_a_damaged_step_is_not_exported(tmp_path: pathlib.Path) -> None:
     told = command("export", tmp_path / "imported", tmp_path / "out", code=64).stderr
     assert "has changed: SHA-256" in told
     assert not (tmp_path / "out").exists()
+
+
+def test_a_link_to_nothing_is_not_written_over(tmp_path: pathlib.Path) -> None:
+    write_folder(tmp_path / "model")
+    (tmp_path / "out").symlink_to("nowhere")
+    with pytest.raises(ValueError, match="exists already"):
+        import_folder(tmp_path / "model", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("[]", "holds list instead of an object"),
+        ("{", "is no JSON"),
+        (None, "has no config.json"),
+        ('{"eos_token_id": "</s>"}', "eos_token_id='</s>' must be a number or a list"),
+        ('{"bos_token_id": 1.5}', "bos_token_id=1.5 must be a number"),
+    ],
+)
+def test_a_changed_import_is_refused_before_a_model_is_written(
+    tmp_path: pathlib.Path, content, said, monkeypatch
+) -> None:
+    write_folder(tmp_path / "model")
+    import_folder(tmp_path / "model", tmp_path / "imported")
+    path = tmp_path / "imported" / "config.json"
+    path.unlink() if content is None else path.write_text(content)
+    monkeypatch.setattr("trainer.exporting.FolderWriter", None)
+    with pytest.raises(ValueError, match=said):
+        export_step(str(tmp_path / "imported"), tmp_path / "out", cache_dir=tmp_path)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_import_is_not_imported_again(tmp_path: pathlib.Path) -> None:
+    write_folder(tmp_path / "model")
+    import_folder(tmp_path / "model", tmp_path / "imported")
+    with pytest.raises(ValueError, match="imported already"):
+        open_source(tmp_path / "imported")
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: pathlib.Path) -> None:
+    write_folder(tmp_path / "model", dataclasses.replace(SMALL, vocab_size=80_000))
+    small = tmp_path / "small"
+    with mounted(small, "-t", "tmpfs", "-o", "size=5m", "tmpfs"):
+        told = command("import", tmp_path / "model", small / "out", code=64).stderr
+        assert "is full" in told
+        assert "Traceback" not in told
+        assert [p.name for p in small.iterdir()] == [".out.lock"]
 
 
 def test_an_interrupted_import_leaves_nothing(tmp_path: pathlib.Path) -> None:

@@ -89,6 +89,9 @@ def test_texts_and_lines_come_in_order(tmp_path):
     ("line", "said"),
     [
         ("{", "asked.jsonl:2: "),
+        ("[" * 100_000, "recursion"),
+        ('{"prompt": "\\ud800"}', "no Unicode text: surrogates"),
+        ('{"messages": [{"role": "user", "content": "\\udc00"}]}', "no Unicode text: surrogates"),
         ("[1]", "a line is"),
         ('{"text": "a"}', "a line is"),
         ('{"messages": []}', "no messages"),
@@ -101,6 +104,16 @@ def test_a_line_that_asks_nothing_is_named(tmp_path, line, said):
     with pytest.raises(ValueError, match=said) as raised:
         PromptReader(CHATS, tokenizer=ByteTokenizer()).file(path)
     assert "asked.jsonl:2: " in str(raised.value)
+
+
+def test_a_line_ends_at_a_line_feed_alone(tmp_path):
+    """Texts of JSON may hold what other programs take for the end of a line."""
+    texts = ["a\u2028b", "c\x85d", "e\x0cf"]
+    lines = [json.dumps({"prompt": text}, ensure_ascii=False) for text in texts]
+    path = tmp_path / "asked.jsonl"
+    path.write_bytes("\r\n".join(["\ufeff" + lines[0], " ", *lines[1:], ""]).encode())
+    found = PromptReader(TEXTS, tokenizer=ByteTokenizer()).file(path)
+    assert [prompt.asked["prompt"] for prompt in found] == texts
 
 
 def test_nothing_asked_is_said_so(tmp_path):

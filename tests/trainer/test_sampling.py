@@ -191,6 +191,19 @@ def test_candidates_are_those_of_the_definition(logits, top_k, top_p):
     np.testing.assert_array_equal(np.asarray(found)[sorted(kept)], values[sorted(kept)])
 
 
+@pytest.mark.parametrize("temperature", [1e-3, 1e-30, 1e-38, 1e-46, 5e-324])
+@pytest.mark.parametrize("top_p", [0.5, 1.0])
+def test_any_low_temperature_takes_the_most_likely_token(temperature, top_p):
+    logits = jnp.asarray([[-1e4, 3.5, 40.0, 39.0]] * 8, jnp.float32)
+    drawn = sampling_lib._choose(
+        logits,
+        jnp.int32(0),
+        keys_B=jax.random.split(jax.random.key(0), 8),
+        sampling=Sampling(count=1, temperature=temperature, top_k=3, top_p=top_p),
+    )
+    assert drawn.tolist() == [2] * 8
+
+
 def test_draws_follow_the_probabilities():
     logits = jnp.log(jnp.asarray([[0.5, 0.25, 0.125, 0.125]]))
     keys = jax.random.split(jax.random.key(0), 4000)

@@ -57,3 +57,40 @@ def test_a_file_never_takes_the_number_of_a_closed_stream(tmp_path):
     shell = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command]
     assert subprocess.run(shell, cwd=REPOSITORY).returncode == 0
     assert int((tmp_path / "file").read_text()) > 2
+
+
+def run(program: str, **environ: str) -> subprocess.CompletedProcess[bytes]:
+    """Runs a program whose streams are secured."""
+    return subprocess.run(
+        [
+            *(sys.executable, "-c"),
+            f"import os\nfrom trainer import standard_streams as s\ns.secure()\n{program}",
+        ],
+        cwd=REPOSITORY,
+        env={**os.environ, **environ},
+        capture_output=True,
+        check=True,
+    )
+
+
+def test_characters_that_the_locale_lacks_are_written_as_escapes():
+    done = run("print('\\xe9\\u6f22')", PYTHONIOENCODING="latin-1")
+    assert done.stdout == b"\xe9\\u6f22\n"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_what_libraries_print_does_not_stand_among_what_was_asked(unbuffered):
+    """Gloo, for one, greets its peers on standard output."""
+    done = run(
+        "print(1)\nos.write(1, b'[Gloo]')\nos.system('echo child')\nprint(2)",
+        PYTHONUNBUFFERED=unbuffered,
+    )
+    assert done.stdout == b"1\n2\n"
+    assert done.stderr == b"[Gloo]child\n"
+
+
+def test_a_line_is_read_before_the_next_is_printed():
+    program = "print('{\"a\": 1}')\nos.kill(os.getpid(), 9)"
+    with pytest.raises(subprocess.CalledProcessError) as ended:
+        run(program)
+    assert ended.value.stdout == b'{"a": 1}\n'

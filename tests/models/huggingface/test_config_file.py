@@ -1,5 +1,6 @@
 """A config.json is read as what it says, refused by name where ours cannot say it, written back."""
 
+import contextlib
 import json
 import math
 import subprocess
@@ -155,9 +156,16 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama 3.1", {"use_rope": False}, "use_rope=False: LlamaForCausalLM is not known"),
     ("llama 3.1", {"hidden_size": "32"}, "hidden_size='32' must be of type int"),
     ("llama 3.1", {"num_hidden_layers": True}, "num_hidden_layers=True must be of type int"),
-    ("llama 3.1", {"rms_norm_eps": -1e-5}, "rms_norm_eps=-1e-05: it must be finite and not neg"),
-    ("llama 3.1", {"rope_theta": math.inf}, "rope_theta=inf: it must be finite and not negative"),
-    ("mistral, window", {"sliding_window": -1}, "sliding_window=-1: it must be finite and not"),
+    ("llama 3.1", {"rms_norm_eps": -1e-5}, "rms_norm_eps=-1e-05: it must be positive, and"),
+    ("llama 3.1", {"rms_norm_eps": -1}, "rms_norm_eps=-1: it must be positive, and"),
+    ("llama 3.1", {"rope_theta": 10**400}, "rope_theta=1000*...: it must be positive, and"),
+    ("llama 3.1", {"rope_scaling": {"type": "linear", "factor": 0}}, "factor=0: it must be posi"),
+    ("llama 3.1", {"hidden_size": 2**31}, "hidden_size=2147483648: it must be from 0 to"),
+    ("llama 3.1", {"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000: at most 1000"),
+    ("llama 3.1", {"\x1b[2J": 1}, r"'.x1b.2J'=1: LlamaForCausalLM is not known"),
+    ("mixtral", {"num_local_experts": 10**9}, "num_local_experts=1000000000: at most 10000"),
+    ("llama 3.1", {"rope_theta": math.inf}, "rope_theta=inf: it must be positive, and"),
+    ("mistral, window", {"sliding_window": -1}, "sliding_window=-1: it must be from 0 to"),
     ("llama 3.1", {"vocab_size": None}, "the key 'vocab_size' is missing"),
     ("llama 3.1", {"num_key_value_heads": 3}, "heads=4 is not a multiple of kv_heads=3"),
     ("llama 3.1", {"architectures": ["GPT2LMHeadModel"]}, "Supported are LlamaForCausalLM, Mis"),
@@ -175,7 +183,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("gemma 2", {"sliding_window_size": 4}, "sliding_window_size=4: it differs from"),
     ("gemma 2", {"layer_types": ["full_attention"]}, "for each of 5 blocks"),
     ("gemma 2", {"layer_types": ["chunked_attention"] * 5}, "layer_types=.'chunked_attention'"),
-    ("gemma 2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar=0: it must be positive"),
+    ("gemma 2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar=0: it must be positive, and"),
     ("qwen3", {"use_sliding_window": False}, "a window needs use_sliding_window=true"),
     ("qwen2", {"use_mrope": True}, "use_mrope=True: only False"),
     ("mixtral", {"router_jitter_noise": 0.1}, "router_jitter_noise=0.1: only 0"),
@@ -198,6 +206,42 @@ def test_what_cannot_be_expressed_is_refused_by_name(name, change, message) -> N
     with pytest.raises(ValueError, match=message) as refused:
         config_file.read({**reference_cases.config_json(name), **change}, where=name)
     assert str(refused.value).startswith(name)
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.sampled_from((0, 1, -1, 2, 10**9, 10**40, -(10**400), 10**400, -0.0, 1e-300, 1e308))
+    | st.floats()
+    | st.text(max_size=3)
+    | st.sampled_from(("silu", "linear", "llama3", "full_attention")),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=5,
+)
+SCALED = st.fixed_dictionaries(
+    {},
+    optional={
+        **{"rope_type": st.sampled_from(("linear", "llama3", "default")) | JSON},
+        **dict.fromkeys(("factor", "low_freq_factor", "high_freq_factor", "rope_theta"), JSON),
+        **dict.fromkeys(("original_max_position_embeddings", "full_attention"), JSON),
+    },
+)
+
+
+@given(data=st.data())
+def test_any_value_is_read_as_a_model_or_refused(data) -> None:
+    """Neither another error than ValueError nor hours of work come of a file."""
+    name = data.draw(st.sampled_from(sorted(reference_cases.CASES)))
+    given_ = reference_cases.config_json(name)
+    key = data.draw(st.sampled_from(sorted({*given_, "architectures", "rope_scaling", "unknown"})))
+    value = data.draw(SCALED | JSON if key.startswith("rope") else JSON)
+    with contextlib.suppress(ValueError):
+        architecture, config = config_file.read({**given_, key: value}, where=name)
+        assert len(architecture.tensors(config)) < 10**6
+        factor = 1.0 if config.rope_scaling is None else config.rope_scaling.factor
+        cap = 1.0 if config.attention_soft_cap is None else config.attention_soft_cap
+        for number in (config.rope_base, config.norm_eps, factor, cap):
+            assert 0 < number <= 3.4e38
 
 
 NEWER = {

@@ -1,5 +1,6 @@
 """Tensors on a mesh: the same everywhere, each device filled with its own part, one at a time."""
 
+import dataclasses
 import math
 import pathlib
 import subprocess
@@ -9,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from models.huggingface import loading
 from models.huggingface.source import open_source
@@ -84,6 +86,18 @@ def test_the_type_is_that_of_the_parameters(tmp_path) -> None:
     }
     found = loading.load(source.stored, source.tensors(SMALL), abstract)
     assert {str(array.dtype) for array in found.values()} == {"bfloat16"}
+
+
+def test_a_number_beyond_the_type_of_the_parameters_is_refused(tmp_path) -> None:
+    tensors = write_folder(tmp_path / "model")
+    name = "model.layers.1.mlp.up_proj.weight"
+    tensors[name][2, 3] = -3.4e38
+    save_file(tensors, tmp_path / "model" / "model.safetensors")
+    source = open_source(tmp_path / "model")
+    config = dataclasses.replace(SMALL, param_dtype="bfloat16")
+    abstract = abstract_parameters(config, mesh=build_mesh(MeshConfig(fsdp=8)))
+    with pytest.raises(ValueError, match=f"{name} has 1 number.* which bfloat16 cannot hold"):
+        loading.load(source.stored, source.tensors(SMALL), abstract)
 
 
 def test_progress_ends_with_all_bytes(tmp_path) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import pathlib
 import pickle
 import struct
@@ -12,7 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from models.huggingface.safetensors_files import FolderWriter, Planned, TensorFolder, check
+from models.huggingface.safetensors_files import (
+    FolderWriter,
+    Planned,
+    Stored,
+    TensorFolder,
+    check,
+    check_range,
+    dtype_of,
+)
 from models.huggingface.source import open_source
 from tests.models.huggingface.folders import write_folder
 
@@ -103,7 +112,8 @@ def test_an_index_leads_nowhere_else(tmp_path: pathlib.Path, file: str) -> None:
         ('{"weight_map": {}}', "empty"),
         ('{"weight_map": {"a": 3}}', "no text"),
         ('{"weight_map": {"a": "model.bin"}}', "runs the code in it"),
-        ('{"weight_map": {"a": "gone.safetensors"}}', "gone.safetensors, which is missing"),
+        ('{"weight_map": {"a": "gone.safetensors"}}', "'gone.safetensors', which is missing"),
+        ("[" * 100_000, "no index of tensors"),
     ],
 )
 def test_a_bad_index_is_named(tmp_path: pathlib.Path, content: str, said: str) -> None:
@@ -172,6 +182,57 @@ def test_all_differences_are_said_at_once(tmp_path: pathlib.Path) -> None:
         "model.layers.0.mlp.up_proj.weight is I8",
     ):
         assert said in str(raised.value)
+
+
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors"])
+@pytest.mark.parametrize("kind", ["pipe", "folder", "loop", "device", "nested"])
+def test_what_is_no_file_is_refused_at_once(tmp_path: pathlib.Path, file: str, kind: str) -> None:
+    write_folder(tmp_path / "model")
+    path = tmp_path / "model" / file
+    path.unlink()
+    match kind:
+        case "pipe":
+            os.mkfifo(path)
+        case "folder":
+            path.mkdir()
+        case "nested":
+            path.write_text("[" * 100_000)
+        case _:
+            path.symlink_to(path if kind == "loop" else "/dev/zero")
+    with pytest.raises(ValueError, match=file):
+        open_source(tmp_path / "model")
+
+
+def test_names_out_of_a_file_do_not_steer_a_terminal() -> None:
+    found = dict.fromkeys(("\x1b[2J", "b"), Stored(pathlib.Path("a"), "F32", (1,)))
+    with pytest.raises(ValueError, match=r"'\\x1b\[2J' \(1,\)\n    b \(1,\)"):
+        check(found, {}, where="model")
+
+
+CONVERSIONS = [("float32", "float16"), ("bfloat16", "float16"), ("float32", "bfloat16")]
+CONVERSIONS += [("float64", "float32"), ("float16", "bfloat16"), ("bfloat16", "float32")]
+
+
+@given(
+    conversion=st.sampled_from(CONVERSIONS),
+    numbers=st.lists(st.floats() | st.sampled_from((65504.0, 65519.0, 65520.0, 3.39e38, 3.4e38))),
+)
+def test_a_number_that_becomes_infinite_is_refused_and_no_other(conversion, numbers) -> None:
+    stored, wanted = map(dtype_of, conversion)
+    with np.errstate(over="ignore"):
+        values = np.asarray(numbers, np.float64).astype(stored)
+        lost = np.isfinite(values) & np.isinf(values.astype(wanted))
+    expected = (
+        pytest.raises(ValueError, match="weight has") if lost.any() else contextlib.nullcontext()
+    )
+    with expected:
+        check_range(values, wanted, name="weight")
+
+
+def test_a_writer_refuses_what_its_type_cannot_hold(tmp_path: pathlib.Path) -> None:
+    writer = FolderWriter(tmp_path, [Planned("a", (2,))], dtype="float16")
+    with pytest.raises(ValueError, match=r"a has 1 number\(s\) up to 7e\+04, which float16"):
+        writer.write("a", np.asarray([1, 7e4], np.float32))
 
 
 def test_long_lists_of_differences_are_cut() -> None:
