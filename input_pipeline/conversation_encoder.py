@@ -24,7 +24,7 @@ from input_pipeline.document_encoder import EncodedDocuments
 from input_pipeline.manifest import digest_of
 from input_pipeline.special_tokens import Span, spelled
 from input_pipeline.tokenizer import Tokenizer
-from input_pipeline.tokenizer_folder import DEFAULT
+from input_pipeline.tokenizer_folder import DEFAULT, template_text
 
 _VERSION = 1
 _NEEDED = {"chatml": ("<|im_start|>", "<|im_end|>")}
@@ -143,14 +143,15 @@ def chat_template(config: Conversations, *, tokenizer: Tokenizer) -> ChatTemplat
         source = own[name]
     elif name in BUILT_IN:
         source = BUILT_IN[name]
-    elif config.template and Path(name).is_file():
-        source = Path(name).read_text(encoding="utf-8")
+    elif config.template and _is_file(name):
+        source = template_text(Path(name))
     else:
         which = "no chat template" if not own else f"chat templates {sorted(own)}"
-        asked = f"no {name!r}" if own or config.template else "so there is none to use"
+        asked = f"no {name[:99]!r}" if own or config.template else "so there is none to use"
         raise ValueError(
             f"The tokenizer has {which}, {asked}. Set Conversations.template to "
-            f"{_choice([*own, *BUILT_IN])}, or to a Jinja file ({Path(name).absolute()} is none)."
+            f"{_choice([*own, *BUILT_IN])}, or to a Jinja file "
+            f"({Path(name[:99]).absolute()} is none)."
         )
     missing = set(_NEEDED.get(name, ())) - set(tokenizer.special)
     if missing and name not in own:
@@ -165,6 +166,13 @@ def chat_template(config: Conversations, *, tokenizer: Tokenizer) -> ChatTemplat
         special=tokenizer.special,
         date=config.day(),
     )
+
+
+def _is_file(name: str) -> bool:
+    try:
+        return Path(name).is_file()
+    except OSError:  # It is longer than names of files can be: perhaps the template itself.
+        return False
 
 
 def _choice(names: Sequence[str]) -> str:

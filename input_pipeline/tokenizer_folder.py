@@ -73,34 +73,67 @@ def read_folder(folder: Path) -> TokenizerFolder:
     """Returns what the files beside a tokenizer say; files may be missing.
 
     Raises:
-      ValueError: one is no JSON object; it is named.
+      ValueError: one is no JSON object, no text, or not as ``transformers`` writes it; it is named.
     """
     config = _object(folder / CONFIG)
     older = _object(folder / "special_tokens_map.json")
+    templates = dict(_templates(folder, config))
+    try:
+        return _told(config, older, more=_object(folder / "added_tokens.json"), templates=templates)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{folder}: {CONFIG} or a file beside it names tokens otherwise than transformers "
+            f"writes them ({error}). Download it again."
+        ) from error
+
+
+def template_text(path: Path) -> str:
+    """Returns a chat template's text.
+
+    Raises:
+      ValueError: it is not UTF-8; names the file.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 text ({error}).") from error
+
+
+def _told(
+    config: Mapping[str, Any],
+    older: Mapping[str, Any],
+    *,
+    more: Mapping[str, int],
+    templates: Mapping[str, str],
+) -> TokenizerFolder:
     names = {
         purpose: token
         for purpose in _PURPOSES
         if (token := _text(config.get(purpose)) or _text(older.get(purpose)))
     }
+    if not isinstance(add_bos := config.get("add_bos_token"), bool | None):
+        raise TypeError(f"add_bos_token is {add_bos!r}, not true or false")
     decoder = config.get("added_tokens_decoder") or {}
-    more = [t for source in (config, older) for t in _further(source)]
-    more += [_text(token) for token in decoder.values() if token.get("special")]
+    special = [t for source in (config, older) for t in _further(source)]
+    special += [_text(token) for token in decoder.values() if token.get("special")]
     added = {_text(token): int(number) for number, token in decoder.items()}
     return TokenizerFolder(
         conventions=Conventions(
             names=names,
-            chat_templates=dict(_templates(folder, config)),
+            chat_templates=templates,
             tokenizer_class=str(config.get("tokenizer_class") or ""),
         ),
-        special=frozenset({*names.values(), *filter(None, more)}),
-        added={**_object(folder / "added_tokens.json"), **added},
-        add_bos=config.get("add_bos_token"),
+        special=frozenset({*names.values(), *filter(None, special)}),
+        added={**more, **added},
+        add_bos=add_bos,
     )
 
 
 def _further(config: Mapping[str, Any]) -> Iterator[str]:
     for key in ("additional_special_tokens", "extra_special_tokens"):
         tokens = config.get(key) or []
+        if isinstance(tokens, str):
+            raise TypeError(f"{key} is a text, not a list")
         yield from map(_text, tokens.values() if isinstance(tokens, dict) else tokens)
 
 
@@ -109,11 +142,17 @@ def _templates(folder: Path, config: Mapping[str, Any]) -> Iterator[tuple[str, s
         case str() as only:
             yield DEFAULT, only
         case list() as several:
-            yield from ((str(one["name"]), str(one["template"])) for one in several)
+            for one in several:
+                if not isinstance(one, dict) or not {"name", "template"} <= one.keys():
+                    raise ValueError(
+                        f"{folder / CONFIG}: an element of chat_template has no 'name' and "
+                        "'template'. Download it again."
+                    )
+                yield str(one["name"]), str(one["template"])
     for path in sorted((folder / TEMPLATE_FOLDER).glob("*.jinja")):
-        yield path.stem, path.read_text(encoding="utf-8")
+        yield path.stem, template_text(path)
     if (path := folder / CHAT_TEMPLATE).is_file():
-        yield DEFAULT, path.read_text(encoding="utf-8")
+        yield DEFAULT, template_text(path)
 
 
 def _text(token: object) -> str:

@@ -245,6 +245,8 @@ def test_a_missing_template_lists_what_there_is(folders, tmp_path) -> None:
     own = load_tokenizer(TokenizerFile(path=str(folders["chatml"])))
     with pytest.raises(ValueError, match=r"chat templates \['default'\], no 'tool_use'"):
         ask(own, "tool_use")
+    with pytest.raises(ValueError, match=r"no '\{\{ messages .*to a Jinja file"):
+        ask(own, "{{ messages }}" * 500)
     path = tmp_path / "mine.jinja"
     path.write_text("{{ messages[0].content }}{% generation %}{{ eos_token }}{% endgeneration %}")
     ask(ByteTokenizer(), str(path))

@@ -204,6 +204,37 @@ def test_a_folder_or_file_that_is_no_tokenizer_is_named(tmp_path) -> None:
             load(broken)
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("chat_template", [{"name": "default"}]),
+        ("chat_template", ["{{ messages }}"]),
+        ("added_tokens_decoder", "x"),
+        ("added_tokens_decoder", {"1": 3}),
+        ("added_tokens_decoder", {"x": {"content": "x"}}),
+        ("additional_special_tokens", "<a>"),
+        ("extra_special_tokens", 3),
+        ("add_bos_token", "false"),
+    ],
+)
+def test_settings_of_another_form_are_refused_with_their_file(tmp_path, key, value) -> None:
+    settings = {"special": ["<e>"], "bos": None, "eos": "<e>", "template": ""}
+    folder = write_byte_level(tmp_path / "b", **settings)
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+    with pytest.raises(ValueError, match=r"b.*tokenizer_config\.json.*Download it again"):
+        load(folder)
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "additional_chat_templates/a.jinja"])
+def test_a_template_that_is_no_text_is_named(tmp_path, name) -> None:
+    folder = write_byte_level(tmp_path / "b", special=["<e>"], bos=None, eos="<e>", template="")
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_bytes(b"\xff")
+    with pytest.raises(ValueError, match=rf"{name}: not UTF-8 text"):
+        load(folder)
+
+
 def test_a_missing_end_token_is_said_with_the_remedy(tmp_path) -> None:
     folder = write_sentencepiece(tmp_path / "a")
     with pytest.raises(
