@@ -3,9 +3,9 @@
     python -m input_pipeline.docstring_conversations numpy --output=conversations
 
 Imports the standard library and absl, and the package with its public submodules. Promises: no
-download; the same version of the package gives the same bytes; names, sections and texts are the
-package's own, with the markup of reStructuredText taken out. Sections are those of the numpydoc
-format; of other docstrings only what comes first is used.
+download; the folder appears whole or not at all; the same version of the package gives the same
+bytes; names, sections and texts are the package's own, with the markup of reStructuredText taken
+out. Sections are those of the numpydoc format; of other docstrings only what comes first is used.
 """
 
 import importlib
@@ -22,11 +22,11 @@ from types import ModuleType
 
 from absl import app, flags
 
-from input_pipeline.cache import check_new
+from input_pipeline.cache import check_new, make_new
 
 _OUTPUT = flags.DEFINE_string("output", None, "Folder to write; must not exist.")
 _LONGEST = flags.DEFINE_integer(
-    "longest", 600, "Most characters of an answer, in whole paragraphs."
+    "longest", 600, "Most characters of an answer, in whole paragraphs.", lower_bound=1
 )
 
 CONVERSATIONS, README = "conversations.jsonl", "README.md"
@@ -58,7 +58,7 @@ def conversations(package: str, *, longest: int) -> list[list[dict[str, str]]]:
     """
     try:
         root = importlib.import_module(package)
-    except ImportError as error:
+    except Exception as error:  # whatever the package does
         raise ValueError(f"{package!r} cannot be imported ({error}); install it.") from error
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Old names warn when they are looked at.
@@ -173,24 +173,27 @@ def write(package: str, *, output: Path, longest: int) -> str:
     made = conversations(package, longest=longest)
     lines = [json.dumps({"messages": one}, ensure_ascii=False) + "\n" for one in made]
     version, licence = origin(package)
-    output.mkdir(parents=True)
-    (output / CONVERSATIONS).write_text("".join(lines), encoding="utf-8")
     about = (
         f"{len(made)} conversations from the docstrings of {package} {version}.\n"
         f"Licence of the texts: {licence}\n"
     )
-    (output / README).write_text(about, encoding="utf-8")
+
+    def fill(partial: Path) -> None:
+        (partial / CONVERSATIONS).write_text("".join(lines), encoding="utf-8")
+        (partial / README).write_text(about, encoding="utf-8")
+
+    make_new(output, make=fill)
     size = sum(len(line.encode()) for line in lines)
     return f"{output / CONVERSATIONS}, {size} bytes: {about.rstrip()}"
 
 
 def main(argv: list[str]) -> int:
-    """Runs the command; 64 is a wrong flag or package."""
+    """Runs the command; 64 is a wrong flag or package, or a folder that cannot be written."""
     try:
         if len(argv) != 2 or _OUTPUT.value is None:
             raise ValueError("Usage: docstring_conversations PACKAGE --output=FOLDER; see --help.")
         line = write(argv[1], output=Path(_OUTPUT.value), longest=_LONGEST.value)
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         sys.stderr.write(f"{error}\n")
         return 64
     sys.stdout.write(line + "\n")

@@ -1,7 +1,7 @@
 """Writes token shards from text, or checks them. ``python -m input_pipeline.prepare --help``.
 
 Imports NumPy and absl. Promises: the folder appears whole or not at all; exit code 64 says that a
-flag or the text was unfit, with the reason on stderr.
+flag or the text was unfit or a file cannot be read or written, with the reason on stderr.
 """
 
 import sys
@@ -122,6 +122,8 @@ def _run() -> str:
         raise ValueError("--out names the folder to write; it is not set.")
     for value in filter(None, (_OUT.value, _SAVE_TOKENIZER.value)):
         check_new(Path(value))
+    if _OUT.value == _SAVE_TOKENIZER.value:
+        raise ValueError(f"--out and --save_tokenizer both name {_OUT.value}; give two folders.")
     source = _source_of_flags()
     corpus = open_corpus(source)
     with tempfile.TemporaryDirectory() as scratch:
@@ -148,13 +150,13 @@ def _write(out: Path, corpus: Corpus, encoder: DocumentEncoder, tokenizer: Token
 
 
 def main(argv: list[str]) -> int:
-    """Runs the command; 64 is a wrong flag or unfit data."""
+    """Runs the command; 64 is a wrong flag, unfit data, or a file out of reach."""
     if len(argv) > 1:
         sys.stderr.write(f"Unexpected arguments {argv[1:]}; see --help.\n")
         return 64
     try:
         sys.stdout.write(_run() + "\n")
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         sys.stderr.write(f"{error}\n")
         return 64
     return 0

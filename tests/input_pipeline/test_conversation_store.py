@@ -188,3 +188,6 @@ def test_the_command_writes_conversations_with_a_saved_tokenizer(lines, tmp_path
     again = run_prepare(*flags, f"--tokenizer={saved}", f"--out={tmp_path / 'no'}")
     assert again.returncode == 64
     assert "no chat template" in again.stderr
+    for folder in (saved / "tokenizer.json" / "no", out):
+        wrong = run_prepare(*flags, "--template=plain", "--tokenizer=bytes", f"--out={folder}")
+        assert (wrong.returncode, len(wrong.stderr.splitlines())) == (64, 1)

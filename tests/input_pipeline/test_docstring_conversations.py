@@ -1,8 +1,10 @@
 """Conversations from docstrings: plain text, whole answers, the same every time."""
 
 import json
+import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
@@ -93,6 +95,29 @@ def test_an_installed_package_gives_a_few_megabytes_with_its_licence(tmp_path) -
     size = (tmp_path / "numpy" / made.CONVERSATIONS).stat().st_size
     assert 500_000 < size < 5_000_000
     assert "BSD-3-Clause" in (tmp_path / "numpy" / made.README).read_text()
+
+
+def test_a_folder_that_cannot_be_written_is_said_in_one_line(tmp_path) -> None:
+    (tmp_path / "file").touch()
+    command = [sys.executable, "-m", "input_pipeline.docstring_conversations", "json"]
+    done = subprocess.run(
+        [*command, f"--output={tmp_path / 'file' / 'out'}"],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        check=False,
+    )
+    assert done.returncode == 64
+    assert len(done.stderr.splitlines()) == 1
+    assert f"{tmp_path / 'file'}" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["../x", ".json", "", "broken_package"])
+def test_what_cannot_be_imported_is_refused(name, tmp_path, monkeypatch) -> None:
+    (tmp_path / "broken_package.py").write_text("raise RuntimeError('broken')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match=f"'{name}' cannot be imported"):
+        made.conversations(name, longest=600)
 
 
 def test_a_package_that_is_not_there_is_refused() -> None:
