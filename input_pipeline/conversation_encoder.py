@@ -12,7 +12,7 @@ write earlier answers differently once there are later ones are refused.
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from input_pipeline.data_config import Conversations
 from input_pipeline.document_encoder import EncodedDocuments
 from input_pipeline.manifest import digest_of
 from input_pipeline.special_tokens import Span, spelled
-from input_pipeline.tokenizer import Tokenizer
+from input_pipeline.tokenizer import Conventions, Tokenizer
 from input_pipeline.tokenizer_folder import DEFAULT, template_text
 
 _VERSION = 1
@@ -138,7 +138,14 @@ def chat_template(config: Conversations, *, tokenizer: Tokenizer) -> ChatTemplat
     Raises:
       ValueError: there is none of that name, or it needs tokens that the tokenizer does not have.
     """
-    name, own = config.template or DEFAULT, tokenizer.conventions.chat_templates
+    return template_of(config, conventions=tokenizer.conventions, special=tokenizer.special)
+
+
+def template_of(
+    config: Conversations, *, conventions: Conventions, special: Collection[str] | None
+) -> ChatTemplate:
+    """Does what `chat_template` does; ``special`` is None where no tokenizer has been loaded."""
+    name, own = config.template or DEFAULT, conventions.chat_templates
     if name in own:
         source = own[name]
     elif name in BUILT_IN:
@@ -153,8 +160,8 @@ def chat_template(config: Conversations, *, tokenizer: Tokenizer) -> ChatTemplat
             f"{_choice([*own, *BUILT_IN])}, or to a Jinja file "
             f"({Path(name[:99]).absolute()} is none)."
         )
-    missing = set(_NEEDED.get(name, ())) - set(tokenizer.special)
-    if missing and name not in own:
+    missing = set(_NEEDED.get(name, ())) - set(special or ())
+    if special is not None and missing and name not in own:
         raise ValueError(
             f"Chat template {name!r} marks turns with {sorted(missing)}, which this tokenizer does "
             "not have. Set Conversations.template to 'plain', which needs no tokens of its own."
@@ -162,8 +169,8 @@ def chat_template(config: Conversations, *, tokenizer: Tokenizer) -> ChatTemplat
     return ChatTemplate(
         source,
         name=repr(name),
-        variables=tokenizer.conventions.names,
-        special=tokenizer.special,
+        variables=conventions.names,
+        special=special or (),
         date=config.day(),
     )
 

@@ -10,6 +10,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from input_pipeline.conversation_encoder import template_of
 from input_pipeline.corpus import find_files
 from input_pipeline.data_config import (
     Conversations,
@@ -20,7 +21,7 @@ from input_pipeline.data_config import (
 )
 from input_pipeline.manifest import Manifest
 from input_pipeline.token_store import StoreRecord
-from input_pipeline.tokenizer_folder import tokenizer_file
+from input_pipeline.tokenizer_folder import TokenizerFolder, read_folder, tokenizer_file
 from launch.contract import Finding, Verdict
 from partitioning.planner.decoder_parameters import parameters
 from trainer.base_checks import base_finding, check_base, has_adapters
@@ -157,11 +158,15 @@ def _data(run: RunConfig) -> Iterator[Finding]:
         yield _error("data", f"{type(source).__name__}: {error}")
     except (AttributeError, KeyError, TypeError) as error:
         yield _error("data", f"{type(source).__name__}: manifest.json is damaged ({error!r}).")
-    if isinstance(tokenizer, TokenizerFile):
-        try:
-            tokenizer_file(pathlib.Path(tokenizer.path))
-        except ValueError as error:
-            yield _error("data", str(error))
+    try:
+        folder = TokenizerFolder()
+        if isinstance(tokenizer, TokenizerFile):
+            tokenizer_file(path := pathlib.Path(tokenizer.path))
+            folder = read_folder(path) if path.is_dir() else folder
+        if isinstance(source, Conversations):
+            template_of(source, conventions=folder.conventions, special=None)
+    except (ValueError, OSError) as error:
+        yield _error("data", str(error))
 
 
 def _store(run: RunConfig, record: StoreRecord) -> Finding:
