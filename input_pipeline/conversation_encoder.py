@@ -148,9 +148,10 @@ def chat_template(config: Conversations, *, tokenizer: Tokenizer) -> ChatTemplat
     else:
         which = "no chat template" if not own else f"chat templates {sorted(own)}"
         asked = f"no {name!r}" if own or config.template else "so there is none to use"
+        looked = f" ({Path(name).absolute()} is none)" if config.template else ""
         raise ValueError(
             f"The tokenizer has {which}, {asked}. Set Conversations.template to "
-            f"{_choice([*own, *BUILT_IN])}, or to a Jinja file ({Path(name).absolute()} is none)."
+            f"{_choice([*own, *BUILT_IN])}, or to a Jinja file{looked}."
         )
     missing = set(_NEEDED.get(name, ())) - set(tokenizer.special)
     if missing and name not in own:
