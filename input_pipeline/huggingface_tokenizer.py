@@ -13,7 +13,7 @@ import numpy as np
 from input_pipeline.data_config import TrainedBpe
 from input_pipeline.manifest import digest_of
 from input_pipeline.special_tokens import Encoded, Span, encode_between
-from input_pipeline.tokenizer import BOS, BYTES, EOS, PAD, Conventions, told
+from input_pipeline.tokenizer import BOS, BYTES, EOS, PAD, Conventions, ends_of, told
 
 if TYPE_CHECKING:
     import tokenizers
@@ -56,14 +56,7 @@ class HuggingFaceTokenizer:
         added = self._spec.get("added_tokens") or []
         self._flags = {t["content"]: (t["lstrip"], t["rstrip"]) for t in added if t["special"]}
         self.special: Mapping[str, int] = {t["content"]: t["id"] for t in added if t["special"]}
-        for name in (bos, eos):
-            if name is not None and name not in self.special:
-                raise ValueError(
-                    f"{where}: no special token {name!r}; it has {sorted(self.special)}. Set "
-                    "TokenizerFile.bos and TokenizerFile.eos."
-                )
-        self.bos = None if bos is None else self.special[bos]
-        self.eos = self.special[eos]
+        self.bos, self.eos = ends_of(self.special, bos=bos, eos=eos, where=where)
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values()) + 1
         self.digest = digest_of(["huggingface", self._spec, bos, eos])

@@ -18,7 +18,7 @@ import numpy as np
 from input_pipeline.huggingface_tokenizer import sentence_piece_bytes
 from input_pipeline.manifest import digest_of
 from input_pipeline.special_tokens import Encoded, Span, encode_between, spelled
-from input_pipeline.tokenizer import Conventions, told
+from input_pipeline.tokenizer import Conventions, ends_of, told
 
 if TYPE_CHECKING:
     import sentencepiece
@@ -65,14 +65,7 @@ class SentencePieceTokenizer:
         self._added = {name: n for name, n in (added or {}).items() if n >= size}
         self._special_pieces = self._find_special(declared)
         self.special: Mapping[str, int] = {**self._special_pieces, **self._added}
-        for name in (bos, eos):
-            if name is not None and name not in self.special:
-                raise ValueError(
-                    f"{where}: no special token {name!r}; it has {sorted(self.special)}. Set "
-                    "TokenizerFile.bos and TokenizerFile.eos."
-                )
-        self.bos = None if bos is None else self.special[bos]
-        self.eos = self.special[eos]
+        self.bos, self.eos = ends_of(self.special, bos=bos, eos=eos, where=where)
         self.conventions = conventions or Conventions.of_ends(bos=bos, eos=eos)
         self.vocab_size = max([size - 1, *self._added.values()]) + 1
         content = hashlib.sha256(model).hexdigest()

@@ -9,6 +9,7 @@ Beyond that, what operators make is at most `LONGEST`, ``range`` counts through 
 
 import datetime
 import json
+import re
 from collections.abc import Callable, Sequence, Sized
 from typing import Any
 
@@ -34,6 +35,9 @@ FAULTS = (
     ValueError,
 )
 """What a faulty template, or one that does not fit a conversation, raises."""
+
+
+_WIDTHS = re.compile(r"%(?:\([^)]*\))?[#0\- +]*(\d+|\*)?(?:\.(\d+|\*))?")
 
 
 class Generation(jinja2.ext.Extension):
@@ -77,7 +81,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
       counted: numbers that `range` has given out; set it to 0 before each rendering.
     """
 
-    intercepted_binops = frozenset({"*", "**", "+"})
+    intercepted_binops = frozenset({"*", "**", "+", "%"})
     code_generator_class = _CodeGenerator
 
     def __init__(self, *, date: datetime.date | None) -> None:
@@ -130,7 +134,17 @@ def _size_of(operator: str, left: Any, right: Any) -> int:
         return sum(map(len, sized))
     if operator == "*":
         return len(sized[0]) * int(right if sized[0] is left else left) if sized else 0
+    if operator == "%":
+        return _size_formatted(left, right) if isinstance(left, str) else 0
     return abs(int(left)).bit_length() * abs(int(right))
+
+
+def _size_formatted(text: str, values: Any) -> int:
+    """Returns the length that widths and precisions of ``text % values`` ask for."""
+    asked = [int(number) for found in _WIDTHS.findall(text) for number in found if number.isdigit()]
+    given = values if isinstance(values, tuple) else (values,)
+    stars = [abs(value) for value in given if isinstance(value, int)] if "*" in text else []
+    return len(text) + sum(asked) + sum(stars)
 
 
 class _Namespace(jinja2.utils.Namespace):

@@ -116,6 +116,23 @@ class ByteTokenizer:
         return json.dumps({"kind": "bytes", **told(self)})
 
 
+def ends_of(
+    special: Mapping[str, int], *, bos: str | None, eos: str, where: str
+) -> tuple[int | None, int]:
+    """Returns the start token, if there is one, and the end token.
+
+    Raises:
+      ValueError: a name is no special token; ``where`` says of what.
+    """
+    for name in (bos, eos):
+        if name is not None and name not in special:
+            raise ValueError(
+                f"{where}: no special token {name!r}; it has {sorted(special)}. Set "
+                "TokenizerFile.bos and TokenizerFile.eos."
+            )
+    return (None if bos is None else special[bos]), special[eos]
+
+
 def _bytes_of(text: str, _first: bool) -> Encoded:
     raw = text.encode()
     sizes = [len(character.encode()) for character in text]

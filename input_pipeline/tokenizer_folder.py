@@ -81,8 +81,8 @@ def read_folder(folder: Path) -> TokenizerFolder:
         return _understood(folder, config=config, older=older)
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(
-            f"{folder / CONFIG}, or a file beside it, is not as transformers writes it ({error!r}). "
-            "Download it again."
+            f"{folder / CONFIG} or a file beside it is not as it should be ({error!r}). Download "
+            "it again."
         ) from error
 
 

@@ -14,7 +14,7 @@ from input_pipeline.tokenizer_files import save_tokenizer
 from models.huggingface import config_file, safetensors_files
 from models.huggingface.architectures import ARCHITECTURES, Architecture, fitting
 from models.huggingface.config_keys import short
-from models.huggingface.loading import Progress
+from models.huggingface.loading import OnProgress
 from models.huggingface.safetensors_files import FolderWriter, Planned
 from models.huggingface.source import CONFIG, read_config
 from models.huggingface.tensors import Tensor, by_path
@@ -63,7 +63,7 @@ def export_step(
     architecture: str | None = None,
     shard_bytes: int = safetensors_files.SHARD_BYTES,
     cache_dir: pathlib.Path,
-    progress: Progress = lambda done, of: None,
+    progress: OnProgress = lambda done, of: None,
 ) -> Exported:
     """Writes a saved step as a folder that ``transformers`` and other programs load.
 
@@ -120,7 +120,7 @@ def export_step(
 
 
 def _write(
-    parameters: Parameters, writer: FolderWriter, tensors: Sequence[Tensor], *, progress: Progress
+    parameters: Parameters, writer: FolderWriter, tensors: Sequence[Tensor], *, progress: OnProgress
 ) -> None:
     total, written = sum(math.prod(tensor.shape) for tensor in tensors), 0
     for path, parts in by_path(tensors).items():

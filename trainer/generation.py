@@ -90,8 +90,8 @@ def check_same(
     digest = hashlib.sha256(asked.encode()).hexdigest()
     if agree(coordination, "generate/asked", digest, timeout_s=_AGREE_S) != digest:
         raise UserError(
-            f"Process {coordination.process_index} is asked something else than process 0. Give all "
-            "the same flags, and the same --prompts_file where each reads its own copy."
+            f"Process {coordination.process_index} is asked something else than process 0. Give "
+            "all the same flags, and the same --prompts_file where each reads its own copy."
         )
 
 

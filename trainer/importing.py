@@ -22,7 +22,7 @@ from input_pipeline.cache import check_new, make_new
 from input_pipeline.tokenizer_folder import FILES
 from models.decoder_config import DecoderConfig
 from models.huggingface import config_file, loading
-from models.huggingface.loading import Progress
+from models.huggingface.loading import OnProgress
 from models.huggingface.source import CONFIG, MODEL, Source, open_source
 from partitioning.mesh import axis_sizes, build_mesh
 from partitioning.mesh_config import MeshConfig, RulesConfig
@@ -40,7 +40,7 @@ def import_folder(
     *,
     param_dtype: str = "float32",
     ignore: Sequence[str] = (),
-    progress: Progress = lambda done, of: None,
+    progress: OnProgress = lambda done, of: None,
 ) -> Source:
     """Writes a Hugging Face folder's model as a checkpoint that ``TrainConfig.init_from`` takes.
 

@@ -202,6 +202,8 @@ def check_flags(*, init_from: str | None) -> tuple[str, tuple[int, int] | None]:
             "--checkpoint is for --mode=eval and --mode=generate; training goes on from the newest "
             "step."
         )
+    if _MODE.value != "generate" and (_PROMPT.value or _PROMPTS_FILE.value or _CHAT.value):
+        raise UserError("--prompt, --prompts_file and --chat are for --mode=generate.")
     if _CHECKPOINT.value is not None and not run_dir:
         raise UserError(
             f"--checkpoint={_CHECKPOINT.value} is a step of --run_dir, which is missing; "

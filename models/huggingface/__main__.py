@@ -4,6 +4,7 @@ A door: it imports from above its package, and jax only where something is loade
 """
 
 import argparse
+import dataclasses
 import json
 import pathlib
 import resource
@@ -20,6 +21,8 @@ from trainer import standard_streams
 
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of a number by its type."""
+Told = tuple[str, Mapping[str, Any]]
+"""What a command says: as text, and as a JSON object."""
 EPILOG = """\
 examples:
   python -m models.huggingface inspect downloads/Llama-3.1-8B
@@ -45,20 +48,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     from trainer.checkpoints.session import CheckpointError
-    from trainer.config_errors import ConfigError
 
     # What Orbax logs of an error, pages of its threads, is raised here and told in a line.
     logging.get_absl_logger().addFilter(lambda record: "/orbax/" not in record.pathname)
-    run: Callable[[argparse.Namespace], Mapping[str, Any]] = arguments.run
+    run: Callable[[argparse.Namespace], Told] = arguments.run
     try:
-        result = run(arguments)
-        print(json.dumps(result) if arguments.json else result["text"], flush=True)  # noqa: T201
-    except (ValueError, ConfigError, CheckpointError, OSError) as error:
-        told = [
-            str(error),
-            *(getattr(error, "__notes__", ()) if isinstance(error, OSError) else ()),
-        ]
-        print(*told, sep="\n", file=sys.stderr)  # noqa: T201 - the console is this command's face
+        text, facts = run(arguments)
+        print(json.dumps(facts) if arguments.json else text, flush=True)  # noqa: T201
+    except (ValueError, CheckpointError, OSError) as error:
+        # A system's error says too little alone.
+        where = getattr(error, "__notes__", []) if isinstance(error, OSError) else []
+        print(error, *where, sep="\n", file=sys.stderr)  # noqa: T201 - this command's face
         return int(ExitCode.CONFIGURATION)
     return 0
 
@@ -106,59 +106,52 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _inspect(arguments: argparse.Namespace) -> Mapping[str, Any]:
+def _inspect(arguments: argparse.Namespace) -> Told:
     from models.huggingface import inspection
     from models.huggingface.source import open_source
 
-    return inspection.describe(open_source(arguments.folder, ignore=arguments.ignore))
+    found = inspection.describe(open_source(arguments.folder, ignore=arguments.ignore))
+    return str(found), dataclasses.asdict(found)
 
 
-def _import(arguments: argparse.Namespace) -> Mapping[str, Any]:
+def _import(arguments: argparse.Namespace) -> Told:
     from models.huggingface import inspection
     from trainer.importing import import_folder
 
-    begin, shown, peaks = time.monotonic(), Progress("Reading"), [0]
+    begin, shown, reading = time.monotonic(), Progress("Reading"), 0
 
     def progress(done: int, of: int) -> None:
+        nonlocal reading
         shown(done, of)
-        peaks[0] = _peak_bytes()
+        reading = _peak_bytes()
 
+    out, dtype = arguments.out, arguments.param_dtype
     source = import_folder(
-        arguments.folder,
-        arguments.out,
-        param_dtype=arguments.param_dtype,
-        ignore=arguments.ignore,
-        progress=progress,
+        arguments.folder, out, param_dtype=dtype, ignore=arguments.ignore, progress=progress
     )
-    found = inspection.describe(source)
-    told = {
-        "out": str(arguments.out),
-        "architecture": source.architecture.name,
-        "parameters": found["parameters"],
-        "param_dtype": arguments.param_dtype,
-        "seconds": time.monotonic() - begin,
-        "parameter_bytes": found["parameters"] * DTYPES[arguments.param_dtype],
-        "largest_tensor_bytes": found["largest_tensor_bytes"],
-        "peak_bytes_reading": peaks[0],
-        "peak_bytes": _peak_bytes(),
-    }
-    size, largest, reading, peak = (
-        f"{told[name] / 1e9:.2f} GB"
-        for name in ("parameter_bytes", "largest_tensor_bytes", "peak_bytes_reading", "peak_bytes")
-    )
+    found, seconds = inspection.describe(source), time.monotonic() - begin
+    size, peak = found.parameters * DTYPES[dtype], _peak_bytes()
     text = (
-        f"{arguments.out}: {source.architecture.name}, {found['parameters']:,} parameters as "
-        f"{arguments.param_dtype} ({size}, largest tensor read {largest}), in "
-        f"{told['seconds']:.0f} s. This process held at most {reading} while reading and {peak} in "
-        f"all.\nTrain from it: --gin.TrainConfig.init_from=\"'{arguments.out}'\", with include "
-        f"'{arguments.out}/model.gin' in the run's gin file."
+        f"{out}: {found.architecture}, {found.parameters:,} parameters as {dtype} ({_gb(size)}, "
+        f"largest tensor read {_gb(found.largest_tensor_bytes)}), in {seconds:.0f} s. This process "
+        f"held at most {_gb(reading)} while reading and {_gb(peak)} in all.\n"
+        f"Train from it: --gin.TrainConfig.init_from=\"'{out}'\", with include '{out}/model.gin' "
+        "in the run's gin file."
     )
-    return {"text": text, **told}
+    return text, {
+        "out": str(out),
+        "architecture": found.architecture,
+        "parameters": found.parameters,
+        "param_dtype": dtype,
+        "seconds": seconds,
+        "parameter_bytes": size,
+        "largest_tensor_bytes": found.largest_tensor_bytes,
+        "peak_bytes_reading": reading,
+        "peak_bytes": peak,
+    }
 
 
-def _export(arguments: argparse.Namespace) -> Mapping[str, Any]:
-    import dataclasses
-
+def _export(arguments: argparse.Namespace) -> Told:
     from trainer.exporting import export_step
 
     exported = export_step(
@@ -176,7 +169,11 @@ def _export(arguments: argparse.Namespace) -> Mapping[str, Any]:
     )
     if exported.no_tokenizer:
         text += f"\nNo tokenizer was written: {exported.no_tokenizer}"
-    return {"text": text, "out": str(arguments.out), **dataclasses.asdict(exported)}
+    return text, {"out": str(arguments.out), **dataclasses.asdict(exported)}
+
+
+def _gb(size: int) -> str:
+    return f"{size / 1e9:.2f} GB"
 
 
 def _peak_bytes() -> int:

@@ -71,10 +71,11 @@ def read(
     fields = architecture.fields(keys)
     for name in keys.rest():
         if name not in WITHOUT_INFLUENCE and config[name] is not None:
-            known = REFUSED.get(name, f"{architecture.name} is not known to have this key")
-            raise keys.refusal(
-                name, f"{known}. Name it among those to ignore if logits do not depend on it."
+            unknown = (
+                f"{architecture.name} is not known to have this key. If logits do not depend on "
+                f"it, import the folder with --ignore={name}"
             )
+            raise keys.refusal(name, f"{REFUSED.get(name, unknown)}.")
     return architecture, keys.build(DecoderConfig, **fields)
 
 

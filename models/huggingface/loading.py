@@ -16,7 +16,7 @@ import numpy as np
 from models.huggingface.safetensors_files import TensorFolder, check_range
 from models.huggingface.tensors import Slices, Tensor, by_path
 
-Progress = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 """Is told bytes done and bytes in all; shared by the commands that read and write."""
 
 
@@ -25,7 +25,7 @@ def load(
     tensors: Iterable[Tensor],
     abstract: Mapping[str, jax.ShapeDtypeStruct],
     *,
-    progress: Progress = lambda done, of: None,
+    progress: OnProgress = lambda done, of: None,
 ) -> dict[str, jax.Array]:
     """Returns parameters by path, on the shardings of ``abstract``.
 

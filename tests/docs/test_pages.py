@@ -15,8 +15,10 @@ from partitioning import figures
 from partitioning.mesh_config import RulesConfig
 from partitioning.rules import mesh_axes
 from tests.docs import pages
+from tests.models.huggingface.folders import write_folder
 from trainer import config_registry, dry_run_page
 from trainer.config_parser import REPOSITORY
+from trainer.importing import import_folder
 
 
 @pytest.fixture(autouse=True)
@@ -185,8 +187,10 @@ def test_configurations_that_a_page_names_exist(page):
     assert missing <= {"configs/models/tny.gin"}, "a misspelt name that an example is about"
 
 
-def test_huggingface():
-    assert kinds("huggingface") == {"console", "python", "text"}
+def test_huggingface(folder):
+    assert kinds("huggingface") == {"console", "gin", "python", "text"}
+    write_folder(folder / "downloads" / "smollm2")
+    import_folder(folder / "downloads" / "smollm2", folder / "bases" / "smollm2")
     pages.run("huggingface")
     text = (REPOSITORY / "docs" / "huggingface.md").read_text()
     named = re.findall(r"^\| `(\w+ForCausalLM)` \|", text, re.MULTILINE)

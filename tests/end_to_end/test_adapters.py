@@ -123,7 +123,7 @@ def test_without_parameters_to_adapt_it_is_refused_before_anything_is_touched(
 def test_an_evaluation_without_a_run_says_what_it_could_score(scene: Scene) -> None:
     code, _, said = scene.run_apart("", "--run_dir=", "--mode=eval")
     assert code == ExitCode.CONFIGURATION
-    assert "or score parameters with TrainConfig.init_from" in said
+    assert "or parameters with TrainConfig.init_from" in said
     at = ("--run_dir=", "--mode=eval", "--checkpoint=4")
     code, _, said = scene.run_apart("", *at, start_from(scene.folder / "base"))
     assert code == ExitCode.CONFIGURATION

@@ -42,6 +42,7 @@ def _files(folder: pathlib.Path) -> dict[str, tuple[int, int]]:
         (["--profile_steps=5"], "give FIRST:LAST"),
         (["--profile_steps=5:4"], "at most LAST"),
         (["--checkpoint=8"], "--checkpoint is for --mode=eval"),
+        (["--prompt=hello"], "--chat are for --mode=generate"),
         (["--run_dir="], "--run_dir is missing"),
         (["--resume=must"], "--resume=must, but"),
         (["--mode=eval"], "holds no run"),

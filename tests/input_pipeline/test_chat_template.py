@@ -40,6 +40,8 @@ def test_the_generation_prompt_and_variables_are_known() -> None:
 def test_operators_do_what_they_do_in_jinja() -> None:
     source = "{{ 'a' ~ 1 ~ none ~ missing }} {{ 'ab' * 2 }} {{ [1] + [2] }} {{ 2 ** 3 + 0.5 }}"
     assert rendered(source) == "a1None abab [1, 2] 8.5"
+    source = "{{ 7 % 2 }} {{ '123456789 %s %03d %.1f%%' % ('x', 5, 0.25) }} {{ '%*d' % (3, 1) }}"
+    assert rendered(source) == "1 123456789 x 005 0.2%   1"
 
 
 def test_json_is_written_as_it_is() -> None:
@@ -106,6 +108,10 @@ HOSTILE = {
     "repetition": "{{ 'x' * 10**10 }}",
     "list": "{{ ([0] * 10**10) | length }}",
     "power": "{{ 10 ** (10 ** 10) }}",
+    "width": "{{ ('%099999999d' % 1) | length }}",
+    "named width": "{{ ('%(a)-99999999s' % {'a': 1}) | length }}",
+    "precision": "{{ ('%.99999999f' % 1) | length }}",
+    "width by value": "{{ ('%*d' % (99999999, 1)) | length }}",
     "doubling": (
         "{% set ns = namespace(s='xx') %}{% for i in range(60) %}{% set ns.s = ns.s + ns.s %}"
         "{% endfor %}{{ ns.s }}"

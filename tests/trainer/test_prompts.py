@@ -41,18 +41,14 @@ def test_a_special_token_in_a_text_is_text():
 def test_a_conversation_ends_where_the_answer_begins():
     reader = PromptReader(CHATS, tokenizer=ByteTokenizer())
     assert spelled(reader.conversation(HELLO)) == "### User\nhello\n\n### Assistant\n"
-    assert reader.stop == (258,) or set(reader.stop) == {258}
+    assert reader.stop == (258,)
 
 
 def test_the_token_that_ends_a_turn_stops_an_answer():
     """A model whose texts end with one token and whose turns with another."""
-    template = (
-        "{% for m in messages %}{{ m.content }}{{ '<|pad|>' }}{% endfor %}"
-        "{% if add_generation_prompt %}{{ '>' }}{% endif %}"
-    )
-    marked = template.replace(
-        "{{ m.content }}{{ '<|pad|>' }}",
-        "{% generation %}{{ m.content }}{{ '<|pad|>' }}{% endgeneration %}",
+    marked = (
+        "{% for m in messages %}{% generation %}{{ m.content + '<|pad|>' }}{% endgeneration %}"
+        "{% endfor %}{% if add_generation_prompt %}{{ '>' }}{% endif %}"
     )
     names = {"bos_token": "<|bos|>", "eos_token": "<|eos|>"}
     conventions = Conventions(names=names, chat_templates={"default": marked})

@@ -267,7 +267,7 @@ def test_lengths_of_llama3_scaling_are_those_of_the_model_where_none_are_given()
 
 def test_a_key_is_passed_over_on_purpose_only() -> None:
     strange = {**LLAMA, "made_by": True}
-    with pytest.raises(ValueError, match="Name it among those to ignore"):
+    with pytest.raises(ValueError, match="import the folder with --ignore="):
         config_file.read(strange, where="config.json")
     expected = config_file.read(LLAMA, where="config.json")
     assert config_file.read(strange, where="config.json", ignore=["made_by"]) == expected
