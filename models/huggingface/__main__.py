@@ -56,9 +56,8 @@ def _run(arguments: argparse.Namespace) -> int:
         text, facts = run(arguments)
         print(json.dumps(facts) if arguments.json else text, flush=True)  # noqa: T201
     except (ValueError, CheckpointError, OSError) as error:
-        # A system's error says too little alone.
-        where = getattr(error, "__notes__", []) if isinstance(error, OSError) else []
-        print(error, *where, sep="\n", file=sys.stderr)  # noqa: T201 - this command's face
+        notes = getattr(error, "__notes__", ()) if isinstance(error, OSError) else ()
+        print(error, *notes, sep="\n", file=sys.stderr)  # noqa: T201 - the console is its face
         return int(ExitCode.CONFIGURATION)
     return 0
 
