@@ -136,11 +136,14 @@ class ChatTemplate:
         Raises:
           ValueError: the template refuses the conversation, or cannot be run on it.
         """
-        asked = {"tools": tools, "documents": None, "add_generation_prompt": add_generation_prompt}
         literal, before, behind = _unused_in(json.dumps([messages, tools], ensure_ascii=False))
         at = re.compile(f"(?={self._special})")
-        marked = _mapped(messages, lambda text: at.sub(literal, text))
-        asked["tools"] = _mapped(tools, lambda text: at.sub(literal, text))
+        marked, marked_tools = _mapped([messages, tools], lambda text: at.sub(literal, text))
+        asked = {
+            "tools": marked_tools,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
         generation = self._sandbox.extensions[Generation.identifier]
         assert isinstance(generation, Generation)
         generation.marks = (before, behind)

@@ -66,6 +66,12 @@ class SplitWriter:
                 f"vocabulary has {self._vocab_size} tokens."
             )
         self._offsets.write((self._tokens + stops).astype("<i8").tobytes())
+        self._write(tokens, weights, stops=stops)
+        self._documents += len(lengths)
+        self._tokens += len(tokens)
+
+    def _write(self, tokens: np.ndarray, weights: np.ndarray | None, *, stops: np.ndarray) -> None:
+        """Writes documents that end at ``stops``; a full file is closed where one ends."""
         start = 0
         while start < len(tokens):
             room = self._shard_tokens - (self._sizes[-1] if self._sizes else 0)
@@ -79,8 +85,6 @@ class SplitWriter:
                 self._weights.write(weights[start:stop].astype(np.uint8).tobytes())
             self._sizes[-1] += stop - start
             start = stop
-        self._documents += len(lengths)
-        self._tokens += len(tokens)
 
     def _count_learned(self, tokens: np.ndarray, *, weights: np.ndarray | None) -> None:
         if weights is None:

@@ -144,7 +144,9 @@ def _add_tokenizer(
         return _Ids(*(_token_ids(content, key) for key in ("bos_token_id", "eos_token_id")))
     try:
         tokenizer = dataset_tokenizer(run.data, cache_dir=cache_dir)
-        ids = _Ids(tokenizer.bos, stop_tokens(run.data.source, tokenizer=tokenizer))
+        # Named, though documents may begin without it.
+        bos = tokenizer.special.get(tokenizer.conventions.names.get("bos_token", ""))
+        ids = _Ids(bos, stop_tokens(run.data.source, tokenizer=tokenizer))
     except ValueError as error:
         return _Ids(missing=str(error))
     save_tokenizer(folder, tokenizer)
