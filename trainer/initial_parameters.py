@@ -101,14 +101,14 @@ def recorded_base(recorded: Base, *, adapters: str) -> Base:
       CheckpointError: it is not whole.
     """
     what = f"{adapters} holds adapters of {recorded.url}"
-    remedy = "Put the first there again, or a link to a copy."
+    remedy = "Put what was there back, or a link to a copy."
     try:
         found = base_of(recorded.url)
     except ValueError as error:
         raise ValueError(f"{what}, which cannot be read any more: {error}\n{remedy}") from error
     if found.fingerprint != recorded.fingerprint:
         raise ValueError(
-            f"{what} ({recorded.fingerprint[:12]}), where another base is now "
+            f"{what} as it was ({recorded.fingerprint[:12]}), but it has changed since "
             f"({found.fingerprint[:12]}). {remedy}"
         )
     return found
