@@ -73,10 +73,22 @@ def read_folder(folder: Path) -> TokenizerFolder:
     """Returns what the files beside a tokenizer say; files may be missing.
 
     Raises:
-      ValueError: one is no JSON object; it is named.
+      ValueError: one is no JSON object, or holds something else than it should; it is named.
     """
     config = _object(folder / CONFIG)
     older = _object(folder / "special_tokens_map.json")
+    try:
+        return _understood(folder, config=config, older=older)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ValueError(
+            f"{folder / CONFIG} or a file beside it is not as it should be ({error!r}). Download "
+            "it again."
+        ) from error
+
+
+def _understood(
+    folder: Path, *, config: Mapping[str, Any], older: Mapping[str, Any]
+) -> TokenizerFolder:
     names = {
         purpose: token
         for purpose in _PURPOSES

@@ -204,6 +204,26 @@ def test_a_folder_or_file_that_is_no_tokenizer_is_named(tmp_path) -> None:
             load(broken)
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("chat_template", value) for value in ([1], ["a"], [{"content": "x"}])),
+        *(("added_tokens_decoder", value) for value in (3, [1], {"5": "x"}, {"x": {}})),
+        *(
+            (f"{kind}_special_tokens", value)
+            for kind in ("additional", "extra")
+            for value in (1, 2.5)
+        ),
+    ],
+)
+def test_settings_of_another_form_are_refused_with_the_files_name(tmp_path, key, value) -> None:
+    folder = write_byte_level(tmp_path / "a", special=["<e>"], bos=None, eos="<e>", template="")
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+    with pytest.raises(ValueError, match=r"tokenizer_config\.json|invalid literal"):
+        load(folder)
+
+
 def test_a_missing_end_token_is_said_with_the_remedy(tmp_path) -> None:
     folder = write_sentencepiece(tmp_path / "a")
     with pytest.raises(
