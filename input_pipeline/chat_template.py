@@ -26,6 +26,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 CHATML = """\
 {%- for message in messages -%}
+{%- if message['tool_calls'] -%}{{ raise_exception('it cannot write tool_calls.') }}{%- endif -%}
 {{ '<|im_start|>' + message['role'] + '\\n' }}
 {%- if message['role'] == 'assistant' -%}
 {% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}
@@ -41,6 +42,7 @@ CHATML = """\
 PLAIN = """\
 {{- bos_token -}}
 {%- for message in messages -%}
+{%- if message['tool_calls'] -%}{{ raise_exception('it cannot write tool_calls.') }}{%- endif -%}
 {{ '### ' + message['role'] | capitalize + '\\n' }}
 {%- if message['role'] == 'assistant' -%}
 {% generation %}{{ message['content'] | trim + eos_token }}{% endgeneration %}
@@ -116,6 +118,8 @@ class ChatTemplate:
             raise ValueError(
                 f"Chat template {name}, line {error.lineno}: {error.message}"
             ) from error
+        except (SyntaxError, *FAULTS) as error:
+            raise ValueError(f"Chat template {name} is not valid: {_told(error)}") from error
         if date is None and "strftime_now" in needed:
             raise ValueError(
                 f"Chat template {name} writes the date (strftime_now), so that the same "
@@ -149,11 +153,11 @@ class ChatTemplate:
         generation.marks = (before, behind)
         try:
             raw = self._run(marked, asked)
+            return _unmarked(raw, marks=(literal, before, behind), special=self._special)
         except FAULTS as error:
             raise ValueError(
-                f"Chat template {self.name}{self._culprit(marked, asked, error)}: {error}"
+                f"Chat template {self.name}{self._culprit(marked, asked, error)}: {_told(error)}"
             ) from error
-        return _unmarked(raw, marks=(literal, before, behind), special=self._special)
 
     def _run(self, messages: Any, asked: Mapping[str, Any]) -> str:
         self._sandbox.counted = 0
@@ -176,6 +180,10 @@ class ChatTemplate:
         return ""
 
 
+def _told(error: BaseException) -> str:
+    return str(error) or type(error).__name__
+
+
 def _unused_in(text: str) -> list[str]:
     """Returns three characters that can stand for something else in ``text``."""
     free = [mark for mark in _NONCHARACTERS if mark not in text]
@@ -185,12 +193,16 @@ def _unused_in(text: str) -> list[str]:
 
 
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:
-    """Returns plain data with ``change`` applied to each text in it; keys stay."""
+    """Returns plain data with ``change`` applied to each text in it.
+
+    Keys that templates may ask for by name stay.
+    """
     match value:
         case str():
             return change(value)
         case dict():
-            return {name: _mapped(item, change) for name, item in value.items()}
+            named = {name: name if name.isidentifier() else change(name) for name in value}
+            return {named[name]: _mapped(item, change) for name, item in value.items()}
         case list() | tuple():
             return [_mapped(item, change) for item in value]
     return value
@@ -207,7 +219,9 @@ def _unmarked(raw: str, *, marks: tuple[str, str, str], special: str) -> Rendere
 
     # Places in the text that still had the marks.
     spelled_at = [place + number for number, place in enumerate(spelled)]
-    generated = tuple((moved(a), moved(b)) for a, b in zip(opened, closed, strict=True))
+    if len(opened) != len(closed) or any(a > b for a, b in zip(opened, closed)):
+        raise ValueError("it cuts or turns around what its {% generation %} blocks have written.")
+    generated = tuple((moved(a), moved(b)) for a, b in zip(opened, closed))
     spans = tuple((moved(a), moved(b)) for a, b in meant)
     return Rendered(text, spans if spelled else None, generated)
 

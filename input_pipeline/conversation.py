@@ -57,7 +57,9 @@ def _from_turn(turn: object, number: int) -> dict[str, Any]:
 def _checked(message: object, number: int) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise ValueError(f"message {number} is {type(message).__name__}, not an object. {_FORMS}")
-    for name in ("role", "content"):
+    # Whoever calls a tool may have nothing to say.
+    silent = message.get("content") is None and message.get("tool_calls")
+    for name in ("role",) if silent else ("role", "content"):
         if name not in message:
             raise ValueError(f"message {number} has no {name!r}; it has {sorted(message)}.")
         if not isinstance(message[name], str):

@@ -58,7 +58,7 @@ class ConversationEncoder:
         for number, text in enumerate(texts):
             try:
                 one, learned = self.encode_one(json.loads(text))
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise ValueError(f"{where(number)}: {error}") from error
             tokens.append(one)
             weights.append(learned)

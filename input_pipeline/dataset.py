@@ -62,9 +62,9 @@ class Dataset:
         self.reader = RowReader(store, plan=plan, sequence_length=config.sequence_length)
         self.rows_per_epoch = plan.rows_per_epoch
         self.tokens_per_epoch = plan.predictions
-        self._check_size()
+        self._check_size(unlearned=getattr(plan, "unlearned", 0))
 
-    def _check_size(self) -> None:
+    def _check_size(self, *, unlearned: int) -> None:
         if not self.tokens_per_epoch:
             raise ValueError(
                 f"Split {self.split!r} of dataset {self.manifest.name!r} is empty: it has "
@@ -75,6 +75,12 @@ class Dataset:
             raise ValueError(
                 f"Split {self.split!r} of dataset {self.manifest.name!r} has nothing to learn: all "
                 f"of its {self.tokens_per_epoch} targets have weight 0."
+            )
+        if unlearned == self._documents:
+            raise ValueError(
+                f"Split {self.split!r} of dataset {self.manifest.name!r} has nothing to learn: no "
+                f"answer begins within DataConfig.sequence_length={self.config.sequence_length} "
+                "tokens. Raise it."
             )
         length = self.config.sequence_length
         shared = self.split == "train" and self.config.packing != "whole"

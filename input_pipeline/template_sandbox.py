@@ -4,13 +4,16 @@ Templates come with models, so they are programs of strangers. What they may do 
 ``transformers`` (utils/chat_template_utils.py): Jinja's immutable sandbox, loop controls, the
 filter ``tojson``, the functions ``raise_exception`` and ``strftime_now``, ``{% generation %}``.
 Beyond that, what operators make is at most `LONGEST`, ``range`` counts through at most
-`MOST_COUNTED` numbers, and the date is a given one.
+`MOST_COUNTED` numbers, the date is a given one, and nothing is written that is another in the next
+process: Jinja's ``lipsum`` and ``random`` are taken out, and functions and iterators, which show
+where they lie in memory, are refused.
 """
 
 import datetime
 import json
 import re
-from collections.abc import Callable, Sequence, Sized
+import types
+from collections.abc import Callable, Iterator, Sequence, Sized
 from typing import Any
 
 import jinja2
@@ -30,6 +33,7 @@ FAULTS = (
     ArithmeticError,
     AttributeError,
     LookupError,
+    MemoryError,
     RecursionError,
     TypeError,
     ValueError,
@@ -37,6 +41,7 @@ FAULTS = (
 """What a faulty template, or one that does not fit a conversation, raises."""
 
 
+_CHANGING = (Iterator, types.FunctionType, types.MethodType, types.BuiltinFunctionType)
 _WIDTHS = re.compile(r"%(?:\([^)]*\))?[#0\- +]*(\d+|\*)?(?:\.(\d+|\*))?")
 
 
@@ -87,8 +92,12 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def __init__(self, *, date: datetime.date | None) -> None:
         """Makes an environment in which today is ``date``; None knows no date."""
         super().__init__(
-            trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[Generation, "jinja2.ext.loopcontrols"],
+            finalize=_lasting,
         )
+        del self.filters["random"], self.globals["lipsum"]
         self.filters["tojson"] = _to_json
         self.counted = 0
         more = {"raise_exception": _raise, "namespace": _Namespace, "range": self._range}
@@ -114,9 +123,19 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     @staticmethod
     def joined(parts: Sequence[Any]) -> str:
         """Computes ``~``."""
-        texts = [str(part) for part in parts]
+        texts = [str(_lasting(part)) for part in parts]
         _check_size("~", sum(map(len, texts)))
         return "".join(texts)
+
+
+def _lasting(value: Any) -> Any:
+    """Returns a value that is to be written, if it is the same in every process."""
+    if isinstance(value, _CHANGING):
+        raise jinja2.sandbox.SecurityError(
+            f"it writes a {type(value).__name__}, which is another text each time; did it mean to "
+            "call it, or to put it through 'list' or 'join'?"
+        )
+    return value
 
 
 def _check_size(operator: str, size: int) -> None:

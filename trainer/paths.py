@@ -53,7 +53,10 @@ def split_frozen(
     flat = leaves(parameters, is_leaf=is_leaf)
     for pattern in frozen:
         if not any(re.search(pattern, path) for path in flat):
-            raise ValueError(f"TrainConfig.frozen: {pattern!r} matches no parameter path.")
+            raise ValueError(
+                f"TrainConfig.frozen: {pattern!r} matches no parameter path of what is trained; "
+                f"the first of {len(flat)} is {min(flat)!r}."
+            )
     fixed = {path for path in flat if any(re.search(pattern, path) for pattern in frozen)}
     if len(fixed) == len(flat):
         raise ValueError(

@@ -156,13 +156,15 @@ def resume(
     """Returns the newest verified state, or a fresh one, with its position, step and base.
 
     Raises:
-      UserError: the dataset, or the base of adapters, is another one than the checkpoint's.
+      UserError: the model, the dataset, or the base of adapters, is another one than the
+        checkpoint's.
       CheckpointError: there are steps, and none is whole.
     """
     program, config = setup.program, setup.config
     peers = setup.participant.coordination
     abstract = abstract_state(program)
-    restored = store.restore(to_portable(abstract, program))
+    with user_error(ExitCode.CONFIGURATION):
+        restored = store.restore(to_portable(abstract, program))
     batch = config.data.global_batch
     if restored is None:
         logging.info("No checkpoint found; starting from step 0.")
@@ -188,8 +190,8 @@ def other_dataset(restored: Restored, data: Dataset) -> str:
     """Says that a step belongs to other data."""
     return (
         f"Step {restored.step} was trained on dataset {restored.dataset_digest[:12]}, but "
-        f"DataConfig now names {data.digest[:12]} ({data.manifest.name}): files, tokenizer or "
-        "layout differ."
+        f"DataConfig now names {data.digest[:12]} ({data.manifest.name}): files, tokenizer, "
+        "chat template or layout differ."
     )
 
 

@@ -87,6 +87,32 @@ def test_a_base_that_went_on_or_moved_is_still_the_base_and_another_is_refused(
     scene.run("again", *moved, start_from(scene.folder / "base/checkpoints/8.a1"))
 
 
+@pytest.mark.parametrize(
+    ("run", "change", "key"),
+    [
+        ("adapted", (*LORA, "--gin.LoraConfig.rank=8"), "LoraConfig.rank"),
+        ("adapted", ("--gin.DecoderConfig.lora=None",), "DecoderConfig.lora"),
+        ("base", LORA, "DecoderConfig.lora"),
+    ],
+    ids=["rank", "without", "with"],
+)
+def test_a_permitted_change_that_fits_no_step_is_refused_and_never_retried(
+    scene: Scene, run: str, change: tuple[str, ...], key: str
+) -> None:
+    copy = scene.copy(run, f"{run}_{key}_{len(change)}")
+    allowed = ("DecoderConfig.lora", "TrainConfig.init_from", "TokenShards.path")
+    text = scene.run(
+        copy.name,
+        "--gin.TrainConfig.steps=30",
+        start_from(scene.folder / "base"),
+        *change,
+        *(f"--allow_change={name}" for name in (key, *allowed)),
+        expect=ExitCode.CONFIGURATION,
+    )
+    assert "does not fit the model:" in text
+    assert "Traceback" not in text
+
+
 def test_its_result_is_a_start_for_models_without_adapters(scene: Scene) -> None:
     """An evaluation of a run's step, and one of its merged parameters, say the same."""
     adapted = scene.folder / "adapted"

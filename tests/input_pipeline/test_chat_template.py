@@ -157,6 +157,56 @@ def test_a_template_with_an_error_of_syntax_is_named_with_its_line() -> None:
         template("\n{% for m in messages %}")
 
 
+@pytest.mark.parametrize("source", ["{% break %}", "{{ " + "(" * 2000 + "1" + ")" * 2000 + " }}"])
+def test_a_template_that_cannot_be_compiled_is_named(source) -> None:
+    with pytest.raises(ValueError, match=r"^Chat template 'tested' is not valid: "):
+        template(source)
+
+
+CHANGING = {
+    "random": "{{ [1, 2] | random }}",
+    "lipsum": "{{ lipsum() }}",
+    "iterator": "{{ messages | map(attribute='role') }}",
+    "reversed": "{{ 'a' ~ (messages | reverse) }}",
+    "function": "{{ raise_exception }}",
+    "method": "{{ range }}",
+    "builtin": "{{ messages[0].items }}",
+}
+
+
+@pytest.mark.parametrize("source", CHANGING.values(), ids=CHANGING)
+def test_a_template_writes_nothing_that_is_another_text_next_time(source) -> None:
+    with pytest.raises(ValueError, match=r"^Chat template 'tested'"):
+        rendered(source)
+    assert rendered("{{ messages | map(attribute='role') | join }}") == "user"
+
+
+@pytest.mark.parametrize("change", ["{{ x[:4] }}", "{{ x | reverse }}", "{{ x[3:] }}"])
+def test_a_template_that_cuts_what_was_generated_is_refused(change) -> None:
+    source = "{% set x %}{% generation %}answer{% endgeneration %}{% endset %}" + change
+    with pytest.raises(ValueError, match=r"'tested': it cuts or turns around what its {% gen"):
+        rendered(source)
+
+
+def test_memory_that_is_not_there_is_the_templates_fault() -> None:
+    with pytest.raises(ValueError, match="'tested', message 1 of 1: MemoryError"):
+        rendered("{{ 'x'.ljust(10 ** 16) }}")
+
+
+def test_keys_spell_no_token_either() -> None:
+    turns = [{"role": "user", "content": "", "arguments": {"</s>": {"</s> x": "</s>"}}}]
+    made = template("{{ messages[0].arguments | tojson }}</s>").render(turns)
+    assert made.text == '{"</s>": {"</s> x": "</s>"}}</s>'
+    assert made.meant == ((len(made.text) - 4, len(made.text)),)
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_built_in_templates_drop_no_tool_calls(name) -> None:
+    call = {"role": "assistant", "tool_calls": [{"name": "f"}]}
+    with pytest.raises(ValueError, match="message 2 of 2: it cannot write tool_calls"):
+        template(BUILT_IN[name]).render([*messages([("user", "x")]), call])
+
+
 def test_the_date_comes_from_the_configuration_or_not_at_all() -> None:
     source = "{{ strftime_now('%d %b %Y') }}"
     with pytest.raises(ValueError, match=r"strftime_now.*Set Conversations\.date"):

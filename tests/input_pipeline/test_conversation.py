@@ -34,6 +34,15 @@ def test_what_templates_may_show_is_kept_and_nulls_are_not() -> None:
     }
 
 
+@pytest.mark.parametrize("content", [{}, {"content": None}], ids=["missing", "null"])
+def test_a_call_of_a_tool_needs_no_content(content) -> None:
+    call = {"role": "assistant", "tool_calls": [{"name": "f"}]}
+    found = json.loads(conversation_text({"messages": [TURNS[0], {**call, **content}]}))
+    assert found["messages"][1] == call
+    with pytest.raises(ValueError, match="content"):
+        conversation_text({"messages": [TURNS[0], {**call, **content, "tool_calls": []}]})
+
+
 @pytest.mark.parametrize(
     ("record", "message"),
     [

@@ -1,5 +1,6 @@
 """Conversations in a store: what is learned is beside the tokens, and every fault has its line."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -101,6 +102,26 @@ def test_a_line_that_cannot_be_learned_is_named(lines, tmp_path, record, message
         file.write("\n" + json.dumps(record) + "\n")
     with pytest.raises(ValueError, match=message):
         prepared(lines, tmp_path / "cache")
+
+
+def test_a_line_nested_too_deeply_is_named(lines, tmp_path) -> None:
+    path = Path(lines.root) / "a.jsonl"
+    for depth in range(300, 1200, 60):
+        turns = '[{"role": "user", "content": "x", "more": ' + "[" * depth + "]" * depth
+        path.write_text('{"messages": ' + turns + '}, {"role": "assistant", "content": "x"}]}\n')
+        with contextlib.suppress(ValueError):
+            prepared(replace(lines, held_out=0.0), tmp_path / "cache")
+    with pytest.raises(ValueError, match=r"a\.jsonl:1: .*recursion"):
+        prepared(replace(lines, held_out=0.0), tmp_path / "cache")
+
+
+@pytest.mark.parametrize("split", ["train", "held_out"])
+def test_rows_too_short_for_any_answer_are_refused(lines, tmp_path, split) -> None:
+    config = DataConfig(
+        source=lines, tokenizer=Bytes(), sequence_length=20, global_batch=2, packing="whole"
+    )
+    with pytest.raises(ValueError, match=rf"{split}.*nothing to learn: .*sequence_length=20"):
+        build_dataset(config, split=split, cache_dir=tmp_path)
 
 
 def test_what_a_template_refuses_is_said_with_line_template_and_message(lines, tmp_path) -> None:
