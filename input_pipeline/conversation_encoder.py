@@ -155,10 +155,10 @@ def template_of(
     else:
         which = "no chat template" if not own else f"chat templates {sorted(own)}"
         asked = f"no {name[:99]!r}" if own or config.template else "so there is none to use"
+        looked = f" ({Path(name[:99]).absolute()} is none)" if config.template else ""
         raise ValueError(
             f"The tokenizer has {which}, {asked}. Set Conversations.template to "
-            f"{_choice([*own, *BUILT_IN])}, or to a Jinja file "
-            f"({Path(name[:99]).absolute()} is none)."
+            f"{_choice([*own, *BUILT_IN])}, or to a Jinja file{looked}."
         )
     missing = set(_NEEDED.get(name, ())) - set(special or ())
     if special is not None and missing and name not in own:

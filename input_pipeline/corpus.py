@@ -192,6 +192,11 @@ def find_files(root: Path, *, patterns: tuple[str, ...], owner: str) -> list[str
     Raises:
       ValueError: the folder is missing or a pattern matches no file; says what was searched.
     """
+    if root.is_file():
+        raise ValueError(
+            f"{owner}.root={str(root)!r} is a file. Set {owner}.root={str(root.parent)!r} and "
+            f"{owner}.files=({root.name!r},)."
+        )
     if not root.is_dir():
         parent = next(p for p in [root.absolute(), *root.absolute().parents] if p.is_dir())
         around = sorted(p.name for p in parent.iterdir())[:8]

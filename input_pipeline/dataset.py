@@ -69,7 +69,7 @@ class Dataset:
             raise ValueError(
                 f"Split {self.split!r} of dataset {self.manifest.name!r} is empty: it has "
                 f"{self._documents} documents and nothing to predict."
-                + (" Raise the source's `held_out`." if self.split == "held_out" else "")
+                + (self._more_held_out() if self.split == "held_out" else "")
             )
         if self._learned == 0:
             raise ValueError(
@@ -89,6 +89,13 @@ class Dataset:
                 f"DataConfig.sequence_length={length} is longer than the whole training split of "
                 f"dataset {self.manifest.name!r}, which has {self.tokens_per_epoch} tokens."
             )
+
+    def _more_held_out(self) -> str:
+        source = self.config.source
+        where = f"{type(source).__name__}.held_out"
+        if isinstance(source, TokenShards):
+            where = "--held_out of input_pipeline.prepare"
+        return f" Every run is scored on held-out documents; raise {where}, their share."
 
     def describe(self) -> str:
         """Returns a line on how the documents lie in rows."""

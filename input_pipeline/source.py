@@ -120,7 +120,8 @@ class JsonLineDocuments:
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"{where}: not valid JSON ({error}).") from error
+            message = f"{where}: not valid JSON ({error}). Each line must be one JSON object."
+            raise ValueError(message) from error
         if not isinstance(record, dict):
             raise ValueError(f"{where}: a line must be a JSON object, not {type(record).__name__}.")
         try:

@@ -73,38 +73,21 @@ def read_folder(folder: Path) -> TokenizerFolder:
     """Returns what the files beside a tokenizer say; files may be missing.
 
     Raises:
-      ValueError: one is no JSON object, no text, or not as ``transformers`` writes it; it is named.
+      ValueError: one is no JSON object, or holds something else than it should; it is named.
     """
     config = _object(folder / CONFIG)
     older = _object(folder / "special_tokens_map.json")
-    templates = dict(_templates(folder, config))
     try:
-        return _told(config, older, more=_object(folder / "added_tokens.json"), templates=templates)
-    except (AttributeError, TypeError, ValueError) as error:
+        return _understood(folder, config=config, older=older)
+    except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(
-            f"{folder}: {CONFIG} or a file beside it names tokens otherwise than transformers "
-            f"writes them ({error}). Download it again."
+            f"{folder / CONFIG} or a file beside it is not as it should be ({error!r}). Download "
+            "it again."
         ) from error
 
 
-def template_text(path: Path) -> str:
-    """Returns a chat template's text.
-
-    Raises:
-      ValueError: it is not UTF-8; names the file.
-    """
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 text ({error}).") from error
-
-
-def _told(
-    config: Mapping[str, Any],
-    older: Mapping[str, Any],
-    *,
-    more: Mapping[str, int],
-    templates: Mapping[str, str],
+def _understood(
+    folder: Path, *, config: Mapping[str, Any], older: Mapping[str, Any]
 ) -> TokenizerFolder:
     names = {
         purpose: token
@@ -114,17 +97,19 @@ def _told(
     if not isinstance(add_bos := config.get("add_bos_token"), bool | None):
         raise TypeError(f"add_bos_token is {add_bos!r}, not true or false")
     decoder = config.get("added_tokens_decoder") or {}
-    special = [t for source in (config, older) for t in _further(source)]
-    special += [_text(token) for token in decoder.values() if token.get("special")]
+    if wrong := [number for number in decoder if not number.isdecimal()]:
+        raise TypeError(f"added_tokens_decoder has {wrong[0]!r} in place of a number")
+    more = [t for source in (config, older) for t in _further(source)]
+    more += [_text(token) for token in decoder.values() if token.get("special")]
     added = {_text(token): int(number) for number, token in decoder.items()}
     return TokenizerFolder(
         conventions=Conventions(
             names=names,
-            chat_templates=templates,
+            chat_templates=dict(_templates(folder, config)),
             tokenizer_class=str(config.get("tokenizer_class") or ""),
         ),
-        special=frozenset({*names.values(), *filter(None, special)}),
-        added={**more, **added},
+        special=frozenset({*names.values(), *filter(None, more)}),
+        added={**_object(folder / "added_tokens.json"), **added},
         add_bos=add_bos,
     )
 
@@ -142,17 +127,23 @@ def _templates(folder: Path, config: Mapping[str, Any]) -> Iterator[tuple[str, s
         case str() as only:
             yield DEFAULT, only
         case list() as several:
-            for one in several:
-                if not isinstance(one, dict) or not {"name", "template"} <= one.keys():
-                    raise ValueError(
-                        f"{folder / CONFIG}: an element of chat_template has no 'name' and "
-                        "'template'. Download it again."
-                    )
-                yield str(one["name"]), str(one["template"])
+            yield from ((str(one["name"]), str(one["template"])) for one in several)
     for path in sorted((folder / TEMPLATE_FOLDER).glob("*.jinja")):
         yield path.stem, template_text(path)
     if (path := folder / CHAT_TEMPLATE).is_file():
         yield DEFAULT, template_text(path)
+
+
+def template_text(path: Path) -> str:
+    """Returns a chat template's text.
+
+    Raises:
+      ValueError: it is not UTF-8; names the file.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 text ({error}).") from error
 
 
 def _text(token: object) -> str:

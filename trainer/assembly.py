@@ -23,7 +23,7 @@ from models.experts import check_platform
 from models.quantized_matmul import check_installed
 from partitioning.mesh import axis_sizes, build_mesh
 from partitioning.sequence_layout import dealt_columns
-from trainer.base_checks import check_base, unlike_import
+from trainer.base_checks import check_base, unlike_import, unlike_tokenizer
 from trainer.checkpoints.root import UNWRITABLE
 from trainer.context_length import check_context
 from trainer.distributed import Participant
@@ -170,6 +170,8 @@ def with_data(
     if isinstance(config.task, LanguageModel):
         with user_error(ExitCode.CONFIGURATION):
             data.check_vocabulary(config.task.model.vocab_size)
+        if told := unlike_tokenizer(config, data.tokenizer):
+            logging.warning("%s", told)
     sizes = None if data.token_bytes is None else tuple(data.token_bytes.tolist())
     return Setup(
         config=config,

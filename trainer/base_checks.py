@@ -3,13 +3,18 @@
 import dataclasses
 import pathlib
 
+from input_pipeline.data_config import TokenizerFile
+from input_pipeline.tokenizer import Tokenizer
+from input_pipeline.tokenizer_files import load_tokenizer
 from launch.contract import Finding, Verdict
 from models.huggingface.architecture import differing
 from models.huggingface.source import is_huggingface, open_source
 from trainer.checkpoints import finding
 from trainer.checkpoints.session import CheckpointError
 from trainer.run_config import LanguageModel, RunConfig
-from trainer.stored_config import imported_config
+from trainer.stored_config import imported_config, run_of
+
+_PROBE = b"def mean(values):\n    return sum(values) / 1024  # The average of some numbers."
 
 
 def has_adapters(config: RunConfig) -> bool:
@@ -39,6 +44,31 @@ def unlike_import(config: RunConfig) -> str:
     told = "; ".join(f"{n} is {mine!r}, was {theirs!r}" for n, (mine, theirs) in found.items())
     include = "If that is not meant, include its model.gin."
     return f"The model computes otherwise than {url}: {told}. {include}" if told else ""
+
+
+def unlike_tokenizer(config: RunConfig, tokenizer: Tokenizer | None) -> str:
+    """Says that a run's tokens are not those of the folder that it starts from; else empty.
+
+    A text decides: other start and end tokens, or added ones, make no other tokenizer.
+    """
+    url = config.train.init_from or ""
+    if not url or "://" in url or tokenizer is None:
+        return ""
+    folder = pathlib.Path(run_of(url))
+    ours = config.data.tokenizer
+    if isinstance(ours, TokenizerFile) and pathlib.Path(ours.path).absolute() == folder.absolute():
+        return ""
+    try:
+        theirs = load_tokenizer(TokenizerFile(path=str(folder)))
+    except ValueError:
+        return ""  # A run has none beside it; a folder may lack the names of its tokens.
+    (mine,), (wanted,) = tokenizer.encode_batch([_PROBE]), theirs.encode_batch([_PROBE])
+    if mine.tolist() == wanted.tolist():
+        return ""
+    return (
+        f"The data has other tokens than {url}, whose parameters know only theirs. If that is not "
+        f"meant, set TokenizerFile.path = {str(folder)!r}."
+    )
 
 
 def base_finding(config: RunConfig, *, url: str) -> Finding:

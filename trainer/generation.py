@@ -1,9 +1,13 @@
 """``--mode=generate``: continues texts and answers conversations with a run's parameters."""
 
 import dataclasses
+import hashlib
+import json
 import pathlib
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from input_pipeline.dataset import dataset_tokenizer
 from input_pipeline.tokenizer import Tokenizer
@@ -11,12 +15,15 @@ from launch.contract import ExitCode, Phase
 from trainer import finite_json
 from trainer.assembly import Options, assemble
 from trainer.config import LoadedConfig
+from trainer.coordination import Coordination, agree
 from trainer.distributed import Participant
 from trainer.endings import UserError, user_error
 from trainer.prompts import Prompt, PromptReader, asked_prompts
 from trainer.reading import read_state, untrained
 from trainer.run_config import LanguageModel
 from trainer.sampling import Continuation, Sampling, generate
+
+_AGREE_S = 300.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,10 +64,11 @@ def generate_run(
     sampling = dataclasses.replace(
         request.sampling, stop=tuple(sorted({*request.sampling.stop, *reader.stop}))
     )
+    tokens = [prompt.tokens for prompt in prompts]
+    check_same(tokens, sampling, coordination=participant.coordination)
     program, _ = assemble(untrained(loaded.run, options=options))
     state, _ = read_state(loaded, program, options=options, participant=participant)
     participant.progress(Phase.COMPILE)
-    tokens = [prompt.tokens for prompt in prompts]
     with user_error(ExitCode.CONFIGURATION):
         for prompt, found in zip(
             prompts, generate(program, state, tokens, sampling=sampling), strict=True
@@ -69,6 +77,22 @@ def generate_run(
             if participant.rank == 0:
                 shown = _object if request.json else _text
                 print(shown(prompt, found, tokenizer), flush=True)  # noqa: T201 - what was asked
+
+
+def check_same(
+    prompts: Sequence[np.ndarray], sampling: Sampling, *, coordination: Coordination
+) -> None:
+    """Raises UserError if a process is asked something else than process 0.
+
+    All compute the same program on the same rows; others would end one another, or mix them.
+    """
+    asked = json.dumps([[prompt.tolist() for prompt in prompts], dataclasses.asdict(sampling)])
+    digest = hashlib.sha256(asked.encode()).hexdigest()
+    if agree(coordination, "generate/asked", digest, timeout_s=_AGREE_S) != digest:
+        raise UserError(
+            f"Process {coordination.process_index} is asked something else than process 0. Give "
+            "all the same flags, and the same --prompts_file where each reads its own copy."
+        )
 
 
 def _object(prompt: Prompt, found: Continuation, tokenizer: Tokenizer) -> str:

@@ -59,7 +59,7 @@ def import_folder(
     decoder = dataclasses.replace(source.config, param_dtype=cast(Any, param_dtype))
 
     def make(partial: pathlib.Path) -> None:
-        abstract = abstract_parameters(decoder, mesh=build_mesh(MeshConfig(fsdp=-1)))
+        abstract = abstract_parameters(decoder, mesh=_mesh(decoder))
         tensors = source.tensors(decoder)
         _save(partial, nest(loading.load(source.stored, tensors, abstract, progress=progress)))
         copy_files(folder, partial)
@@ -69,6 +69,13 @@ def import_folder(
 
     make_new(out, make=make)
     return dataclasses.replace(source, config=decoder)
+
+
+def _mesh(decoder: DecoderConfig) -> Mesh:
+    """Returns a mesh of as many devices as the model's width can be divided over."""
+    devices = jax.devices()
+    most = max(n for n in range(1, len(devices) + 1) if decoder.embed_dim % n == 0)
+    return build_mesh(MeshConfig(fsdp=most), devices=devices[:most])
 
 
 def abstract_parameters(decoder: DecoderConfig, *, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:

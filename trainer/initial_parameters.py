@@ -101,7 +101,7 @@ def recorded_base(recorded: Base, *, adapters: str) -> Base:
       CheckpointError: it is not whole.
     """
     what = f"{adapters} holds adapters of {recorded.url}"
-    remedy = "Put it there again, or a link to a copy."
+    remedy = "Put what was there back, or a link to a copy."
     try:
         found = base_of(recorded.url)
     except ValueError as error:

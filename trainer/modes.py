@@ -303,7 +303,11 @@ def _next(run: Run) -> str:
     if schedule.decay_steps is not None and steps > schedule.warmup_steps + schedule.cooldown_steps:
         longer += f" --gin.ScheduleConfig.decay_steps={steps} --allow_change="
         longer += "ScheduleConfig.decay_steps"
-    return (
-        f"Results: {where}/summary.json, metrics: {where}/metrics.jsonl.\n"
-        f"Next: train longer with {longer} (make train ARGS='...'), or see docs/configuration.md."
-    )
+    if run.config.train.init_from is None:
+        further = (
+            f"train longer with {longer} (make train ARGS='...'), or see docs/configuration.md"
+        )
+    else:
+        ask = "ask it with --mode=generate --prompt='...'"
+        further = f"{ask}, train longer with {longer}, or see docs/finetuning.md"
+    return f"Results: {where}/summary.json, metrics: {where}/metrics.jsonl.\nNext: {further}."

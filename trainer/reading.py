@@ -79,7 +79,7 @@ def read_state(
 def fresh_state(
     program: Program, init_from: str | None, *, coordination: Coordination
 ) -> tuple[TrainState, Base | None]:
-    """Returns the state of step 0, and its base where only adapters are trained.
+    """Returns the state of step 0, and what its parameters came from, if from anywhere.
 
     Raises:
       UserError: ``init_from`` names nothing that fits.
@@ -90,7 +90,7 @@ def fresh_state(
     with user_error(ExitCode.CONFIGURATION):
         base = base_of(init_from, coordination=coordination)
         parameters = initial_parameters(base.url, program, coordination=coordination)
-    return init_state(program, parameters), base if program.trained == ADAPTERS else None
+    return init_state(program, parameters), base
 
 
 def with_base(

@@ -30,7 +30,7 @@ from trainer.endings import UserError, user_error
 from trainer.initial_parameters import Base
 from trainer.optimizers import build_schedule
 from trainer.pipeline import check_branches, describe_pipeline
-from trainer.program import Program
+from trainer.program import ADAPTERS, Program
 from trainer.reading import fresh_state, with_base
 from trainer.run_directory import RunDirectory, open_run
 from trainer.state import (
@@ -169,7 +169,10 @@ def resume(
     if restored is None:
         logging.info("No checkpoint found; starting from step 0.")
         state, base = fresh_state(program, config.train.init_from, coordination=peers)
-        return state, PositionRecord.start(global_batch=batch), 0, base
+        if base is not None:
+            setup.say(f"Starts from the parameters of {base.url}.")
+        kept = base if program.trained == ADAPTERS else None
+        return state, PositionRecord.start(global_batch=batch), 0, kept
     if restored.dataset_digest != setup.data.digest:
         message = f"{other_dataset(restored, setup.data)} Restore the dataset, or start a new run "
         raise UserError(f"{message}with TrainConfig.init_from.", ExitCode.DATA)

@@ -11,6 +11,7 @@ Shape suffixes: B rows, P slots of the prompts, S cache slots, V vocab.
 
 import dataclasses
 import functools
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -29,6 +30,9 @@ from trainer.state import Group, TrainState, off_devices, parameter_shardings, w
 
 PROMPT_SLOTS = 32
 """Slots for prompts are a multiple of this, so that few lengths are compiled."""
+
+_LOOK_S = 0.005
+"""While the runtime waits for devices, Ctrl-C is not heard; between looks it is."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -115,7 +119,10 @@ def generate(
         filled = [*rows, *[rows[0]] * (size - len(rows))]
         inputs, padding = _aligned(filled)
         numbers = first + np.arange(size, dtype=np.int32)
-        tokens, lengths, stopped = jax.device_get(run(group, inputs, padding, numbers))
+        found = run(group, inputs, padding, numbers)
+        while not found[0].is_ready():
+            time.sleep(_LOOK_S)
+        tokens, lengths, stopped = jax.device_get(found)
         for row in range(len(rows)):
             yield Continuation(tokens[row, : lengths[row]], bool(stopped[row]))
 

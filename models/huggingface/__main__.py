@@ -70,8 +70,19 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(required=True, metavar="inspect|import|export")
-    inspect = commands.add_parser("inspect", help="what a folder holds, from its headers alone")
-    bring = commands.add_parser("import", help="a folder becomes a checkpoint for init_from")
+    inspect = commands.add_parser(
+        "inspect",
+        help="what a folder holds, from its headers alone",
+        description="Prints the architecture, the bindings of DecoderConfig, and for each "
+        "parameter the tensors that it is made of. No tensor is read.",
+    )
+    bring = commands.add_parser(
+        "import",
+        help="a folder becomes a checkpoint for init_from",
+        description="Writes OUT/checkpoints, which TrainConfig.init_from='OUT' takes; "
+        "OUT/model.gin to include; and copies of config.json and of the tokenizer's files, for "
+        "TokenizerFile.path='OUT'.",
+    )
     for command, run in ((inspect, _inspect), (bring, _import)):
         command.add_argument("folder", type=pathlib.Path, help="holds config.json and safetensors")
         command.add_argument(
@@ -89,15 +100,24 @@ def _parser() -> argparse.ArgumentParser:
         default="float32",
         help="type that parameters keep",
     )
-    export = commands.add_parser("export", help="a run's step becomes a folder of safetensors")
-    export.add_argument("url", help="a run, a step of it (RUN/checkpoints/100.a1) or an import")
+    export = commands.add_parser(
+        "export",
+        help="a run's step becomes a folder of safetensors",
+        description="Writes OUT as transformers loads it: config.json, safetensors, the tokenizer "
+        "and its chat template. Adapters are merged.",
+    )
+    export.add_argument(
+        "url", metavar="run", help="a run, a step of it (RUN/checkpoints/100.a1) or an import"
+    )
     export.add_argument("out", type=pathlib.Path, help="folder to make")
     export.add_argument("--dtype", choices=DTYPES, help="type of the files; default: as saved")
     export.add_argument(
         "--architecture", help="such as llama; default: the first that can express the model"
     )
     export.add_argument(
-        "--cache_dir", default="~/.cache/lockstep", help="of the run, as trainer.main has it"
+        "--cache_dir",
+        default="~/.cache/lockstep",
+        help="where the run kept prepared data: trainer.main's",
     )
     export.set_defaults(run=_export)
     for command in (inspect, bring, export):

@@ -117,7 +117,9 @@ def read_config(folder: pathlib.Path) -> Mapping[str, Any]:
     path = folder / CONFIG
     if not path.is_file():
         there = sorted(each.name for each in folder.iterdir())[:8] if folder.is_dir() else None
-        found = "there is no such folder" if there is None else f"it holds {there}"
+        found = f"it holds {there}"
+        if there is None:
+            found = "there is no such folder. `hf download NAME --local-dir FOLDER` makes one"
         if path.exists() or path.is_symlink():
             found = "what has this name is no file, or a link to none"
         raise ValueError(f"{folder} has no {path.name}, which describes the model; {found}.")

@@ -94,7 +94,9 @@ def test_a_model_is_tuned_answers_and_goes_back(scene: Scene) -> None:
     folder = scene.folder
     bindings = folder / "imported" / "model.gin"
     gin = scene.gin("tuned", bindings=bindings, base=folder / "imported")
-    run(gin, f"--run_dir={folder / 'tuned'}", f"--cache_dir={folder / 'cache'}")
+    told = run(gin, f"--run_dir={folder / 'tuned'}", f"--cache_dir={folder / 'cache'}")
+    assert f"Starts from the parameters of {folder / 'imported' / 'checkpoints' / '0.a1'}." in told
+    assert "Next: ask it with --mode=generate" in told
     found = losses(folder / "tuned")
     assert found[-1] < 0.2 * found[0]
 

@@ -238,7 +238,7 @@ def test_a_missing_template_lists_what_there_is(folders, tmp_path) -> None:
     def ask(tokenizer: Tokenizer, template: str) -> None:
         ConversationEncoder(Conversations(root="", template=template), tokenizer=tokenizer)
 
-    with pytest.raises(ValueError, match=r"no chat template.*'chatml' or 'plain'.*Jinja file"):
+    with pytest.raises(ValueError, match=r"no chat template.*'chatml' or 'plain'.*Jinja file\.$"):
         ask(ByteTokenizer(), "")
     with pytest.raises(ValueError, match=r"marks turns with \['<\|im_end\|>', '<\|im_start\|>'\]"):
         ask(ByteTokenizer(), "chatml")

@@ -109,6 +109,7 @@ def test_a_dataset_without_a_licence_is_refused(name, request) -> None:
     ("line", "message"),
     [
         ('{"text": "x"', r"a\.jsonl:3: not valid JSON"),
+        ("[", r"a\.jsonl:3: not valid JSON .*Each line must be one JSON object"),
         ("[" * 100_000, r"a\.jsonl:3: not valid JSON .*recursion"),
         ("[1]", r"a\.jsonl:3: a line must be a JSON object, not list"),
         ('{"body": "x"}', r"a\.jsonl:3: no field 'text'; it has \['body'\]"),
@@ -134,6 +135,8 @@ def test_text_that_is_not_utf8_is_named(folder) -> None:
 def test_what_was_searched_is_said_when_nothing_is_found(folder) -> None:
     with pytest.raises(ValueError, match=r"TextFiles\.root=.*no such folder.*exists and holds"):
         open_corpus(replace(folder, root=folder.root + "/not/here"))
+    with pytest.raises(ValueError, match=r"0\.txt' is a file.*TextFiles\.files=\('0\.txt',\)"):
+        open_corpus(replace(folder, root=folder.root + "/part0/0.txt"))
     with pytest.raises(ValueError, match=r"pattern '\*\.md' matches no file under .*part0"):
         open_corpus(replace(folder, files=("**/*.txt", "*.md")))
     with pytest.raises(ValueError, match="at least one pattern"):

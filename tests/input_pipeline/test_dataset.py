@@ -124,7 +124,7 @@ def test_a_row_longer_than_all_text_is_refused(config, tmp_path) -> None:
 
 def test_nothing_held_out_says_so(config, tmp_path) -> None:
     source = replace(config.source, held_out=0.0)
-    with pytest.raises(ValueError, match=r"'held_out' .* is empty.*Raise"):
+    with pytest.raises(ValueError, match=r"'held_out' .* is empty.*raise TextFiles\.held_out"):
         build_dataset(replace(config, source=source), split="held_out", cache_dir=tmp_path)
 
 

@@ -5,11 +5,15 @@ import pathlib
 
 import pytest
 
+from input_pipeline.data_config import TokenizerFile, TrainedBpe
+from input_pipeline.huggingface_tokenizer import train_bpe
+from input_pipeline.tokenizer import ByteTokenizer
+from input_pipeline.tokenizer_files import load_tokenizer, save_tokenizer
 from launch.contract import Verdict
 from models.decoder_config import DecoderConfig
 from tests.models.huggingface.folders import SMALL, write_folder
 from trainer import config
-from trainer.base_checks import base_finding, unlike_import
+from trainer.base_checks import base_finding, unlike_import, unlike_tokenizer
 from trainer.importing import import_folder
 from trainer.run_config import RunConfig
 
@@ -61,3 +65,21 @@ def test_nothing_to_start_from_is_an_error(tmp_path) -> None:
     found = base_finding(run_of(SMALL, url=str(tmp_path)), url=str(tmp_path))
     assert found.verdict is Verdict.ERROR
     assert "holds no checkpoint" in found.message
+
+
+def test_tokens_of_another_model_are_warned_of_and_other_names_for_its_ends_are_not(
+    places, tmp_path
+) -> None:
+    folder = tmp_path / "imported"
+    import_folder(places / "model", folder)
+    run = run_of(SMALL, url=str(folder / "checkpoints/0.a1"))
+    assert unlike_tokenizer(run, ByteTokenizer()) == ""  # nothing to compare with
+    save_tokenizer(folder, ByteTokenizer())
+    without_start = load_tokenizer(TokenizerFile(path=str(folder), bos=""))
+    assert without_start.digest != ByteTokenizer().digest
+    assert unlike_tokenizer(run, without_start) == ""
+    other = train_bpe(["def mean(values): of some numbers"], config=TrainedBpe(vocab_size=280))
+    told = unlike_tokenizer(run, other)
+    assert f"TokenizerFile.path = '{folder}'" in told
+    meant = dataclasses.replace(run.data, tokenizer=TokenizerFile(path=str(folder)))
+    assert unlike_tokenizer(dataclasses.replace(run, data=meant), other) == ""

@@ -156,8 +156,14 @@ def test_conversations_need_files_and_a_folder_may_hold_the_tokenizer(
     assert "neither tokenizer.json nor a SentencePiece" in errors[1]
     (tmp_path / "a.jsonl").write_text("")
     (tmp_path / "tokenizer.model").write_bytes(b"")
-    found = examine(QUICKSTART, bindings, devices=1, processes=1)
-    assert not [f.message for f in found if f.verdict is Verdict.ERROR]
+    assert "no chat template" in wrong(QUICKSTART, *bindings)["data"]
+    template = tmp_path / "chat_template.jinja"
+    template.write_text("{{ strftime_now('%d') }}{% for m in messages %}")
+    assert "'default', line 1:" in wrong(QUICKSTART, *bindings)["data"]
+    template.write_text("{{ strftime_now('%d') }}")
+    assert "Set Conversations.date" in wrong(QUICKSTART, *bindings)["data"]
+    assert wrong(QUICKSTART, *bindings, "Conversations.date='2024-07-26'") == {}
+    assert wrong(QUICKSTART, *bindings, "Conversations.template='chatml'") == {}
 
 
 def test_a_tokenizer_that_is_not_there_is_named() -> None:

@@ -42,7 +42,10 @@ def bits(folder: pathlib.Path) -> dict[str, tuple[str, bytes]]:
     }
 
 
-@pytest.mark.parametrize("config", [SMALL, SPARSE])
+NARROW = dataclasses.replace(SMALL, embed_dim=15, heads=3, kv_heads=3, head_dim=2, layers=1)
+
+
+@pytest.mark.parametrize("config", [SMALL, SPARSE, NARROW], ids=["dense", "sparse", "narrow"])
 def test_what_was_imported_is_exported_bit_by_bit(tmp_path: pathlib.Path, config) -> None:
     write_folder(tmp_path / "model", config, dtype="bfloat16", files=2)
     import_folder(tmp_path / "model", tmp_path / "imported")

@@ -54,7 +54,8 @@ def check_fits(
     if lines:
         raise ValueError(
             f"{where} does not fit the model:\n  {_some(lines, separator=chr(10) + '  ')}\n"
-            "Restore with the configuration that it was saved with, or start from its parameters."
+            "Give the configuration that it was saved with (an import has its model.gin beside "
+            "it), or start another run from its parameters with TrainConfig.init_from."
         )
 
 
