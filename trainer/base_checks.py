@@ -9,6 +9,7 @@ from input_pipeline.tokenizer_files import load_tokenizer
 from launch.contract import Finding, Verdict
 from models.huggingface.architecture import differing
 from models.huggingface.source import is_huggingface, open_source
+from trainer.bases import check_chain
 from trainer.checkpoints import finding
 from trainer.checkpoints.session import CheckpointError
 from trainer.run_config import LanguageModel, RunConfig
@@ -82,6 +83,7 @@ def base_finding(config: RunConfig, *, url: str) -> Finding:
             message = f"{source.folder}, a {source.architecture.name}."
             return Finding(about=about, verdict=Verdict.OK, message=message)
         root, found = finding.find(url)
+        check_chain(url)
         unlike = unlike_import(config)
     except (ValueError, OSError, CheckpointError) as error:
         message = f"TrainConfig.init_from: {error}"

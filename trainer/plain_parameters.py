@@ -17,8 +17,8 @@ from models.huggingface.safetensors_files import check_range, dtype_of
 from models.huggingface.source import Source, is_huggingface, open_source
 from models.huggingface.tensors import by_path, whole_shape
 from models.lora import merged_kernel
+from trainer.bases import Base, recorded_base
 from trainer.checkpoints.reading import StoredStep, open_step
-from trainer.initial_parameters import Base, recorded_base
 from trainer.program import ADAPTERS, MODEL
 
 

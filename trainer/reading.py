@@ -7,6 +7,7 @@ import dataclasses
 
 from launch.contract import ExitCode, Phase
 from trainer.assembly import Options
+from trainer.bases import Base, base_of, same_base
 from trainer.checkpoints.restoring import Restored
 from trainer.checkpoints.root import open_root
 from trainer.checkpoints.store import CheckpointStore
@@ -14,7 +15,7 @@ from trainer.config import LoadedConfig
 from trainer.coordination import Coordination
 from trainer.distributed import Participant
 from trainer.endings import UserError, user_error
-from trainer.initial_parameters import Base, base_of, initial_parameters, same_base
+from trainer.initial_parameters import initial_parameters
 from trainer.optimizer_config import SGD
 from trainer.program import ADAPTERS, Program
 from trainer.run_config import RunConfig

@@ -21,13 +21,13 @@ from partitioning.mesh import axis_sizes, describe
 from partitioning.mesh_config import RulesConfig
 from trainer.ahead import CompiledAhead
 from trainer.assembly import Options, Setup, assemble, with_data
+from trainer.bases import Base
 from trainer.checkpoints.restoring import Restored
 from trainer.checkpoints.root import open_root
 from trainer.checkpoints.store import CheckpointStore
 from trainer.config import LoadedConfig
 from trainer.distributed import Participant
 from trainer.endings import UserError, user_error
-from trainer.initial_parameters import Base
 from trainer.optimizers import build_schedule
 from trainer.pipeline import check_branches, describe_pipeline
 from trainer.program import ADAPTERS, Program

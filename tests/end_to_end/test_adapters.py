@@ -9,6 +9,7 @@ import pytest
 
 from launch.contract import ExitCode
 from tests.end_to_end.runs import Scene, make_scene, wait_for
+from trainer.bases import check_chain
 
 pytestmark = pytest.mark.slow
 
@@ -111,6 +112,18 @@ def test_a_permitted_change_that_fits_no_step_is_refused_and_never_retried(
     )
     assert "does not fit the model:" in text
     assert "Traceback" not in text
+
+
+def test_the_check_before_a_run_follows_adapters_to_their_base(scene: Scene) -> None:
+    adapted, base, away = (scene.folder / name for name in ("adapted", "base", "base_away"))
+    check_chain(str(base))
+    check_chain(str(adapted))
+    base.rename(away)
+    try:
+        with pytest.raises(ValueError, match=rf"{adapted} holds adapters of {base}/.* any more"):
+            check_chain(str(adapted))
+    finally:
+        away.rename(base)
 
 
 def test_its_result_is_a_start_for_models_without_adapters(scene: Scene) -> None:

@@ -6,8 +6,8 @@ import shutil
 import pytest
 
 from tests.models.huggingface.folders import write_folder
+from trainer.bases import Base, base_of, recorded_base
 from trainer.importing import import_folder
-from trainer.initial_parameters import Base, base_of, recorded_base
 
 
 @pytest.fixture(params=["folder", "import"])
