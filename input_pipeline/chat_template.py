@@ -57,6 +57,7 @@ PLAIN = """\
 
 BUILT_IN: Mapping[str, str] = {"chatml": CHATML, "plain": PLAIN}
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
+_REASONING = ("reasoning_content", "thinking", "reasoning")
 _NONCHARACTERS = [chr(number) for number in range(0xFDD0, 0xFDF0)]
 """Code points that Unicode keeps for uses inside of programs."""
 
@@ -140,6 +141,7 @@ class ChatTemplate:
         Raises:
           ValueError: the template refuses the conversation, or cannot be run on it.
         """
+        messages = [_with_reasoning(message) for message in messages]
         literal, before, behind = _unused_in(json.dumps([messages, tools], ensure_ascii=False))
         at = re.compile(f"(?={self._special})")
         marked, marked_tools = _mapped([messages, tools], lambda text: at.sub(literal, text))
@@ -178,6 +180,14 @@ class ChatTemplate:
                 if str(found) == str(error):
                     return f", message {count} of {len(messages)}"
         return ""
+
+
+def _with_reasoning(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Gives what an assistant thought the names that templates read, as transformers does."""
+    found = [message[name] for name in _REASONING if message.get(name) is not None]
+    if not found:
+        return message
+    return {"thinking": found[0], **message, "reasoning_content": found[0]}
 
 
 def _told(error: BaseException) -> str:

@@ -26,7 +26,7 @@ from input_pipeline.special_tokens import Span, spelled
 from input_pipeline.tokenizer import Conventions, Tokenizer
 from input_pipeline.tokenizer_folder import DEFAULT, template_text
 
-_VERSION = 1
+_VERSION = 2
 _NEEDED = {"chatml": ("<|im_start|>", "<|im_end|>")}
 """Special tokens without which a template of ours makes no sense."""
 

@@ -200,6 +200,13 @@ def test_keys_spell_no_token_either() -> None:
     assert made.meant == ((len(made.text) - 4, len(made.text)),)
 
 
+@pytest.mark.parametrize("name", ["reasoning_content", "thinking", "reasoning"])
+def test_what_was_thought_is_found_under_every_name_that_templates_read(name) -> None:
+    source = "{% for m in messages %}{{ m.reasoning_content }}|{{ m.thinking }};{% endfor %}"
+    thought = {"role": "assistant", "content": "", name: "hm"}
+    assert template(source).render([*messages([("user", "x")]), thought]).text == "|;hm|hm;"
+
+
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_built_in_templates_drop_no_tool_calls(name) -> None:
     call = {"role": "assistant", "tool_calls": [{"name": "f"}]}
