@@ -191,3 +191,6 @@ def test_the_command_writes_conversations_with_a_saved_tokenizer(lines, tmp_path
     for folder in (saved / "tokenizer.json" / "no", out):
         wrong = run_prepare(*flags, "--template=plain", "--tokenizer=bytes", f"--out={folder}")
         assert (wrong.returncode, len(wrong.stderr.splitlines())) == (64, 1)
+    both = tmp_path / "both"
+    wrong = run_prepare(*flags, "--tokenizer=bytes", f"--out={both}", f"--save_tokenizer={both}")
+    assert (wrong.returncode, both.exists()) == (64, False)
