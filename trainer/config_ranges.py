@@ -118,6 +118,7 @@ RANGES: Mapping[str, Range] = {
     "StandardLibrary.held_out": BELOW_ONE,
     "TextFiles.held_out": BELOW_ONE,
     "JsonLines.held_out": BELOW_ONE,
+    "Conversations.held_out": BELOW_ONE,
     "TrainedBpe.vocab_size": SIZE,
     "OptimizerConfig.weight_decay": NOT_NEGATIVE,
     "AdamW.b1": BELOW_ONE,

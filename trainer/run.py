@@ -16,6 +16,7 @@ from input_pipeline.dataset import Dataset
 from input_pipeline.loader import BatchLoader
 from input_pipeline.position import PositionRecord
 from launch.contract import ExitCode, Phase
+from models.lora_config import is_adapter
 from partitioning import table
 from partitioning.mesh import axis_sizes, describe
 from partitioning.mesh_config import RulesConfig
@@ -201,10 +202,8 @@ def describe_run(run: Run) -> None:
     rows = parameter_rows(run.program)
     run.say(table.show(rows))
     count = sum(math.prod(row.shape) for row in rows)
-    own = sum(
-        leaf.size for leaf in jax.tree.leaves(run.state.groups[run.program.trained].parameters)
-    )
-    trained = "" if run.base is None else f", of which {own:,} adapters' are trained"
+    own = sum(math.prod(row.shape) for row in rows if is_adapter(row.name))
+    trained = f", of which {own:,} adapters' are trained" if own else ""
     run.say(
         f"{count:,} parameters{trained}; mesh {describe(mesh)}; attempt {run.directory.attempt} "
         f"from step {run.start_step}"

@@ -212,6 +212,7 @@ def test_start_up_warns_of_it(caplog):
     class Run:
         config = programs.load()
         directory = type("Directory", (), {"attempt": 1, "changes": ()})
+        data = type("Data", (), {"describe": lambda: "rows"})
         say = said.append
         start_step = 0
 
