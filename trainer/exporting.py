@@ -16,7 +16,7 @@ from models.huggingface.architectures import ARCHITECTURES, Architecture, fittin
 from models.huggingface.config_keys import short
 from models.huggingface.loading import OnProgress
 from models.huggingface.safetensors_files import FolderWriter, Planned
-from models.huggingface.source import CONFIG, read_config
+from models.huggingface.source import CONFIG, is_huggingface, read_config
 from models.huggingface.tensors import Tensor, by_path
 from trainer import importing
 from trainer.plain_parameters import Parameters, open_parameters
@@ -84,6 +84,8 @@ def export_step(
       CheckpointError: no step is whole.
     """
     check_new(out)
+    if is_huggingface(url):
+        raise ValueError(f"{url} is a Hugging Face folder already; there is nothing to export.")
     decoder, run = stored_config(url)
     decoder = dataclasses.replace(decoder, lora=None)
     table = _named(architecture) if architecture else fitting(decoder)

@@ -6,7 +6,7 @@ from typing import cast
 
 from models.decoder_config import DecoderConfig
 from models.huggingface import config_file
-from models.huggingface.source import MODEL, is_huggingface, is_imported
+from models.huggingface.source import MODEL, is_imported
 from trainer import config, run_records
 from trainer.checkpoints import layout
 from trainer.checkpoints.root import open_root
@@ -24,8 +24,6 @@ def stored_config(url: str) -> tuple[DecoderConfig, RunConfig | None]:
       ValueError: there is none, or the run's task has no decoder.
       ConfigError: it was recorded by another version whose settings are no longer known.
     """
-    if is_huggingface(url):
-        raise ValueError(f"{url} is a Hugging Face folder already; there is nothing to export.")
     if decoder := imported_config(url):
         return decoder, None
     text = run_records.last_operative(open_root(run_of(url)))
@@ -37,8 +35,7 @@ def stored_config(url: str) -> tuple[DecoderConfig, RunConfig | None]:
         run = config.load([str(path)]).run
     if not isinstance(run.task, LanguageModel):
         raise ValueError(
-            f"{url}: its task is {type(run.task).__name__}; only decoders of LanguageModel are "
-            "exported."
+            f"{url}: its task is {type(run.task).__name__}; only a LanguageModel has a decoder."
         )
     return run.task.model, run
 
