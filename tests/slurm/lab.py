@@ -138,7 +138,7 @@ class Lab:
         self.start_controller()
         for node in self.nodes:
             if node.name in self._cut or node.pid is None:
-                self._power_cycle(node.name)
+                self.power_cycle(node.name)
         self._cut.clear()
         # What waits first, or it starts when what runs has ended.
         for flags in (["--state=PENDING"], []):
@@ -149,20 +149,12 @@ class Lab:
         except TimeoutError:
             # What waits there for a connection that is gone would wait for minutes.
             for node in self.nodes:
-                self._power_cycle(node.name)
+                self.power_cycle(node.name)
             wait_until(self._is_empty, what="an empty queue")
         self.wait_for_nodes()
 
     def _is_empty(self) -> bool:
         return not self.run(["squeue", "-h"]).stdout.strip()
-
-    def _power_cycle(self, name: str) -> None:
-        self.power_off(name)
-        # Gives up at once what ran there, instead of asking for it again and again.
-        update = ["scontrol", "update", f"nodename={name}"]
-        self.run([*update, "state=down", "reason=power"], check=False)
-        self.power_on(name)
-        self.run([*update, "state=resume"], check=False)
 
     def wait_for_nodes(self) -> None:
         """Returns when every node is idle or busy; resumes what is drained or down."""
@@ -230,6 +222,17 @@ class Lab:
         if not self._runs(node, f"slurmd-{name}"):
             (self.folder / "spool" / name).mkdir(parents=True, exist_ok=True)
             self.run(["slurmd"], on=node)
+
+    def power_cycle(self, name: str) -> None:
+        """Powers a node off and on; Slurm gives up at once what ran or ended there.
+
+        Left to itself it asks a node that was dead for a job's end once a minute.
+        """
+        self.power_off(name)
+        update = ["scontrol", "update", f"nodename={name}"]
+        self.run([*update, "state=down", "reason=power"], check=False)
+        self.power_on(name)
+        self.run([*update, "state=resume"], check=False)
 
     def wait_until_saved(self) -> None:
         """Returns when slurmctld has saved what it knows of jobs; it does so every few seconds."""

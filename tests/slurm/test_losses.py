@@ -1,6 +1,8 @@
 """Lost hosts, cut links and taken allocations on a real Slurm."""
 
 import json
+import time
+from collections.abc import Callable
 
 from launch.engines.engine import EngineState
 from launch.exit_codes import RetryClass
@@ -144,23 +146,30 @@ def test_a_job_that_slurm_itself_requeues_goes_on_with_the_next_attempt(
     run.submit()
     run.wait_for_step(12)
     (job_id,) = run.job_ids()
-    slurm.run(["scontrol", "requeue", job_id])
-    start_now(slurm, run, job_id)
+    start_again(
+        slurm, job_id, until=lambda: state(slurm, job_id) == "RUNNING", what="the second start"
+    )
     assert run.wait_for_end() == 0, run.story()
     run.check_end()
     assert run.show("Restarts") == "1"
     assert run.job_ids() == [job_id]
 
 
-def start_now(slurm: Lab, run: SlurmRun, job_id: str) -> None:
-    """Takes away the two minutes that Slurm keeps a requeued job; they begin when it has ended."""
+def start_again(slurm: Lab, job_id: str, *, until: Callable[[], bool], what: str) -> None:
+    """Requeues a job and takes away the two minutes that Slurm keeps it; they begin at its end.
+
+    A start in the very second of that end would be refused: its credential counts as revoked.
+    """
+    slurm.run(["scontrol", "requeue", job_id])
+    wait_until(lambda: state(slurm, job_id) == "PENDING", what=f"job {job_id} in the queue")
+    time.sleep(2)
 
     def started() -> bool:
         update = ["scontrol", "update", f"JobId={job_id}", "StartTime=now"]
         slurm.run(update, check=False)
-        return state(slurm, job_id) == "RUNNING"
+        return until()
 
-    wait_until(started, what=f"job {job_id}, running again\n{run.story()}")
+    wait_until(started, what=what)
 
 
 def test_a_superseded_job_that_slurm_starts_again_leaves_the_run_alone(slurm: Lab, new_run) -> None:
@@ -169,15 +178,20 @@ def test_a_superseded_job_that_slurm_starts_again_leaves_the_run_alone(slurm: La
     run.wait_for_step(12)
     lost = run.rank_host(1)
     slurm.power_off(lost)
-    run.wait_for(lambda: len(run.events("attempt_running")) > 1)
+    run.wait_for(lambda: len(run.job_ids()) > 1)
     first, _ = run.job_ids()
-    slurm.power_on(lost)
+    ending = {"COMPLETING", "FAILED"}
+    wait_until(lambda: state(slurm, first) in ending, what="the end of the first supervisor")
+    slurm.power_cycle(lost)
     wait_until(lambda: state(slurm, first) == "FAILED", what="the end of the first job")
+    run.wait_for(lambda: run.events("recovered"))
     planned = len(run.events("attempt_planned"))
-    slurm.run(["scontrol", "requeue", first])
-    start_now(slurm, run, first)
+    log = run.folder / "supervisor.log"
+    # It may be over before a look at its state would find it running.
+    start_again(
+        slurm, first, until=lambda: f"job {first} ends" in log.read_text(), what="its last words"
+    )
     wait_until(lambda: state(slurm, first) == "FAILED", what="its second end")
-    assert f"job {first} ends" in (run.folder / "supervisor.log").read_text()
     assert len(run.events("attempt_planned")) == planned, run.story()
 
 
