@@ -48,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     from trainer.checkpoints.session import CheckpointError
+    from trainer.endings import classify
 
     # What Orbax logs of an error, pages of its threads, is raised here and told in a line.
     logging.get_absl_logger().addFilter(lambda record: "/orbax/" not in record.pathname)
@@ -58,7 +59,8 @@ def _run(arguments: argparse.Namespace) -> int:
     except (ValueError, CheckpointError, OSError) as error:
         notes = getattr(error, "__notes__", ()) if isinstance(error, OSError) else ()
         print(error, *notes, sep="\n", file=sys.stderr)  # noqa: T201 - the console is its face
-        return int(ExitCode.CONFIGURATION)
+        code = classify(error).code
+        return int(ExitCode.CONFIGURATION if code == ExitCode.EXCEPTION else code)
     return 0
 
 

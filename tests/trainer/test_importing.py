@@ -178,7 +178,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: pathlib.Path) -> N
     write_folder(tmp_path / "model", dataclasses.replace(SMALL, vocab_size=80_000))
     small = tmp_path / "small"
     with mounted(small, "-t", "tmpfs", "-o", "size=5m", "tmpfs"):
-        told = command("import", tmp_path / "model", small / "out", code=64).stderr
+        told = command("import", tmp_path / "model", small / "out", code=86).stderr
         assert "is full" in told
         assert "Traceback" not in told
         assert [p.name for p in small.iterdir()] == [".out.lock"]

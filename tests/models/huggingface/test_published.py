@@ -89,6 +89,24 @@ def test_the_gin_file_describes_the_published_model(name):
     assert one == other
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name, facts in FACTS.items()
+        if "gin" in facts and "router_aux_loss_coef" in facts["config"]
+    ],
+)
+def test_the_gin_file_of_a_mixture_balances_as_hard_as_published(name):
+    """Theirs averages layers and adds up choices; ours adds up layers and averages choices."""
+    published = FACTS[name]["config"]["router_aux_loss_coef"]
+    ours = load_model([f"configs/models/{FACTS[name]['gin']}.gin"])
+    assert ours.experts is not None
+    assert ours.experts.balance_weight == pytest.approx(
+        published * ours.experts.chosen / ours.layers, rel=1e-4
+    )
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda each: each.name)
 def test_every_architecture_has_a_published_model(architecture):
     assert any(FACTS[name]["config"]["architectures"] == [architecture.name] for name in FACTS)
