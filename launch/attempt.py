@@ -122,8 +122,8 @@ class AttemptRun:
 
     def run(self) -> Outcome:
         """Runs the attempt to its end."""
-        began = time.monotonic()
-        self._heard = dict.fromkeys(self._hosts, began)
+        self._heard = dict.fromkeys(self._hosts, time.monotonic())
+        self._heard_wall = dict.fromkeys(self._hosts, time.time())
         try:
             processes = self._gang.start(self._orders)
         except OSError as error:
@@ -259,7 +259,14 @@ class AttemptRun:
         self._fault(event.host, cause="Unhealthy", message=event.message, at=event.time, ban=True)
 
     def _check_closed(self, channel: Channel) -> None:
-        """Agents that end without saying so have died, or their host has."""
+        """Agents that end without saying so have died, or their host has.
+
+        Whoever carries the lines of several also ends where one of them cannot be started.
+        """
+        heard = {name for each in self._channels for name in each.hosts}
+        for name, host in self._hosts.items():
+            if name not in heard and not self._gang.reachable(host):
+                self._lost(host)
         for name in sorted(channel.hosts - self._over):
             self._lost(self._hosts[name])
 
@@ -281,7 +288,7 @@ class AttemptRun:
         self._over.add(host.name)
         if self._killed_at is not None:
             return
-        at = self._heard_wall.get(host.name, time.time())
+        at = self._heard_wall[host.name]
         if self._gang.reachable(host):
             message = f"the agent of {host.name} has died; the host itself answers"
             self._fault(host.name, cause="AgentLost", message=message, at=at)

@@ -37,20 +37,25 @@ class ScriptedGang:
     scripts: dict[str, list[str]]
     unreachable: tuple[str, ...] = ()
     elsewhere: bool = True
+    carrier: list[str] | None = None
+    """Script of the one process that carries the lines of all, as srun does."""
 
     def start(self, orders: Orders) -> list[subprocess.Popen[bytes]]:
+        if self.carrier is not None:
+            return [_agent(self.carrier)]
         return [
-            subprocess.Popen(
-                [sys.executable, AGENT, *(line.replace("HOST", host.name) for line in script)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-            )
+            _agent([line.replace("HOST", host.name) for line in self.scripts[host.name]])
             for host in orders.hosts
-            for script in [self.scripts[host.name]]
         ]
 
     def reachable(self, host: Host) -> bool:
         return host.name not in self.unreachable
+
+
+def _agent(script: list[str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, AGENT, *script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
 
 
 class Attempt:
@@ -180,6 +185,22 @@ def test_a_host_is_lost_although_its_peers_end_before_its_silence_is_long_enough
     assert attempt_ended.banned == ("h1",)
     if code == 85:  # one that failed by itself before is a cause of its own
         assert (attempt_ended.reason.cause, attempt_ended.reason.host) == ("HostLost", "h1")
+
+
+@pytest.mark.parametrize("spoke", [(), ("h0", "h2")], ids=["none spoke", "others spoke"])
+def test_a_host_that_cannot_be_started_on_is_lost(spoke: tuple[str, ...]):
+    attempt = Attempt([], [], [], unreachable=("h1",))
+    attempt.gang.carrier = [READY.replace("HOST", name) for name in spoke]
+    outcome = attempt.run()
+    assert (outcome.reason.cause, outcome.reason.host) == ("HostLost", "h1")
+    assert outcome.banned == ("h1",)
+
+
+def test_a_start_that_fails_on_hosts_that_answer_blames_none():
+    attempt = Attempt([], [])
+    attempt.gang.carrier = []
+    outcome = attempt.run()
+    assert (outcome.reason.cause, outcome.banned) == ("NoWord", ())
 
 
 def test_an_agent_that_dies_before_a_word_is_named():

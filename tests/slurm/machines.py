@@ -139,7 +139,9 @@ def plug_in(machine: Machine, *, hub: Machine) -> None:
     )
     hub.run(["ip", "link", "set", port, "master", "br0", "up"])
     machine.run(["ip", "address", "add", f"{machine.address}/24", "dev", "eth0"])
-    machine.run(["ip", "link", "set", "eth0", "up"])
+    # The same after each start, or its peers look for the old one for half a minute.
+    hardware = f"02:00:00:00:00:{machine.number:02x}"
+    machine.run(["ip", "link", "set", "eth0", "address", hardware, "up"])
 
 
 def set_link(machine: Machine, *, hub: Machine, up: bool) -> None:

@@ -31,10 +31,15 @@ def test_an_ordinary_user_runs_a_gang_with_this_checkout(slurm: Lab) -> None:
 
 
 def test_a_node_without_power_is_lost_and_comes_back(slurm: Lab) -> None:
+    """Also to a peer, which still has its hardware address."""
+    peer, node = slurm.node("n1"), slurm.node("n3")
+    connect = f"import socket; socket.create_connection(('{node.address}', 6818), timeout=10)"
+    slurm.run([sys.executable, "-c", connect], on=peer)
     slurm.power_off("n3")
     slurm.power_on("n3")
     slurm.wait_for_nodes()
-    assert slurm.run(["hostname"], on=slurm.node("n3")).stdout == "n3\n"
+    slurm.run([sys.executable, "-c", connect], on=peer)
+    assert slurm.run(["hostname"], on=node).stdout == "n3\n"
 
 
 def test_a_cut_link_separates_both_sides(slurm: Lab) -> None:
