@@ -104,6 +104,7 @@ class AttemptRun:
         self._watchdog = job.spec.recovery.watchdog
         self._hosts = {host.name: host for host in orders.hosts}
         self._channels: list[Channel] = []
+        self._began = time.time()
         self._heard: dict[str, float] = {}
         self._heard_wall: dict[str, float] = {}
         self._ready: dict[str, float] = {}
@@ -122,8 +123,8 @@ class AttemptRun:
 
     def run(self) -> Outcome:
         """Runs the attempt to its end."""
-        self._heard = dict.fromkeys(self._hosts, time.monotonic())
-        self._heard_wall = dict.fromkeys(self._hosts, time.time())
+        began = time.monotonic()
+        self._heard = dict.fromkeys(self._hosts, began)
         try:
             processes = self._gang.start(self._orders)
         except OSError as error:
@@ -259,14 +260,8 @@ class AttemptRun:
         self._fault(event.host, cause="Unhealthy", message=event.message, at=event.time, ban=True)
 
     def _check_closed(self, channel: Channel) -> None:
-        """Agents that end without saying so have died, or their host has.
-
-        Whoever carries the lines of several also ends where one of them cannot be started.
-        """
-        heard = {name for each in self._channels for name in each.hosts}
-        for name, host in self._hosts.items():
-            if name not in heard and not self._gang.reachable(host):
-                self._lost(host)
+        """Agents that end without saying so have died, or their host has."""
+        self._look_for_unheard()
         for name in sorted(channel.hosts - self._over):
             self._lost(self._hosts[name])
 
@@ -288,7 +283,7 @@ class AttemptRun:
         self._over.add(host.name)
         if self._killed_at is not None:
             return
-        at = self._heard_wall[host.name]
+        at = self._heard_wall.get(host.name, time.time())
         if self._gang.reachable(host):
             message = f"the agent of {host.name} has died; the host itself answers"
             self._fault(host.name, cause="AgentLost", message=message, at=at)
@@ -314,6 +309,20 @@ class AttemptRun:
         """All processes are killed then, at the latest: a broken gang only waits for itself."""
         at = time.monotonic() + seconds
         self._kill_at = at if self._kill_at is None else min(self._kill_at, at)
+
+    def _look_for_unheard(self) -> None:
+        """Whoever carries the lines of all hosts ends, too, when one of them starts no agent.
+
+        Only where nothing else ended the attempt; if all hosts answer, it was the carrier itself.
+        """
+        if self._stop or self._exits or self._faults:
+            return
+        heard = self._over.union(*(channel.hosts for channel in self._channels))
+        for name, host in self._hosts.items():
+            if name not in heard and not self._gang.reachable(host):
+                self._over.add(name)
+                message = f"no agent could be started on {name}, which does not answer"
+                self._fault(name, cause="HostLost", message=message, at=self._began, ban=True)
 
     def _check_stop(self) -> None:
         wanted = self._wanted()

@@ -196,6 +196,22 @@ def test_a_host_that_cannot_be_started_on_is_lost(spoke: tuple[str, ...]):
     assert outcome.banned == ("h1",)
 
 
+@pytest.mark.parametrize("stop", list(Stop))
+def test_a_stop_before_the_first_word_blames_no_host(stop: Stop):
+    attempt = Attempt([], [], unreachable=("h1",))
+    attempt.gang.carrier = ["hear stop h9"]
+    attempt.wanted = stop
+    outcome = attempt.run()
+    assert (outcome.reason.cause, outcome.banned) == ("NoWord", ())
+
+
+def test_a_host_that_was_not_started_on_does_not_hide_why_another_failed():
+    attempt = Attempt([], [], unreachable=("h1",))
+    attempt.gang.carrier = [exited(0, 64), DONE.replace("HOST", "h0")]
+    outcome = attempt.run()
+    assert (outcome.reason.code, outcome.banned) == (64, ())
+
+
 def test_a_start_that_fails_on_hosts_that_answer_blames_none():
     attempt = Attempt([], [])
     attempt.gang.carrier = []

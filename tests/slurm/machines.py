@@ -42,6 +42,11 @@ class Machine:
         return f"{NETWORK}.{self.number}"
 
     @property
+    def hardware_address(self) -> str:
+        """The same after each start, or its peers look for the old one for half a minute."""
+        return f"02:00:00:00:00:{self.number:02x}"
+
+    @property
     def pid(self) -> int | None:
         """Its first process, by this machine's numbers; None while it is off."""
         with contextlib.suppress(FileNotFoundError, ValueError, ProcessLookupError):
@@ -122,7 +127,7 @@ def build_bridge(hub: Machine) -> None:
         return
     hub.run(["ip", "link", "add", "br0", "type", "bridge"])
     hub.run(["ip", "address", "add", f"{hub.address}/24", "dev", "br0"])
-    hub.run(["ip", "link", "set", "br0", "up"])
+    hub.run(["ip", "link", "set", "br0", "address", hub.hardware_address, "up"])
 
 
 def plug_in(machine: Machine, *, hub: Machine) -> None:
@@ -139,9 +144,7 @@ def plug_in(machine: Machine, *, hub: Machine) -> None:
     )
     hub.run(["ip", "link", "set", port, "master", "br0", "up"])
     machine.run(["ip", "address", "add", f"{machine.address}/24", "dev", "eth0"])
-    # The same after each start, or its peers look for the old one for half a minute.
-    hardware = f"02:00:00:00:00:{machine.number:02x}"
-    machine.run(["ip", "link", "set", "eth0", "address", hardware, "up"])
+    machine.run(["ip", "link", "set", "eth0", "address", machine.hardware_address, "up"])
 
 
 def set_link(machine: Machine, *, hub: Machine, up: bool) -> None:
