@@ -279,6 +279,20 @@ class AttemptRun:
             if name not in self._over and silent and not self._gang.reachable(host):
                 self._lost(host)
 
+    def _look_for_unheard(self) -> None:
+        """Whoever carries the lines of all hosts ends, too, when one of them starts no agent.
+
+        Only where nothing else ended the attempt; if all hosts answer, it was the carrier itself.
+        """
+        if self._stop or self._exits or self._faults:
+            return
+        heard = self._over.union(*(channel.hosts for channel in self._channels))
+        for name, host in self._hosts.items():
+            if name not in heard and not self._gang.reachable(host):
+                self._over.add(name)
+                message = f"no agent could be started on {name}, which does not answer"
+                self._fault(name, cause="HostLost", message=message, at=self._began, ban=True)
+
     def _lost(self, host: Host) -> None:
         self._over.add(host.name)
         if self._killed_at is not None:
@@ -309,20 +323,6 @@ class AttemptRun:
         """All processes are killed then, at the latest: a broken gang only waits for itself."""
         at = time.monotonic() + seconds
         self._kill_at = at if self._kill_at is None else min(self._kill_at, at)
-
-    def _look_for_unheard(self) -> None:
-        """Whoever carries the lines of all hosts ends, too, when one of them starts no agent.
-
-        Only where nothing else ended the attempt; if all hosts answer, it was the carrier itself.
-        """
-        if self._stop or self._exits or self._faults:
-            return
-        heard = self._over.union(*(channel.hosts for channel in self._channels))
-        for name, host in self._hosts.items():
-            if name not in heard and not self._gang.reachable(host):
-                self._over.add(name)
-                message = f"no agent could be started on {name}, which does not answer"
-                self._fault(name, cause="HostLost", message=message, at=self._began, ban=True)
 
     def _check_stop(self) -> None:
         wanted = self._wanted()
