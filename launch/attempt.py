@@ -284,7 +284,9 @@ class AttemptRun:
 
         Only where nothing else ended the attempt; if all hosts answer, it was the carrier itself.
         """
-        if self._stop or self._exits or self._faults:
+        self._check_stop()  # it may have come since the last beat
+        own = any(not each.cascade and each.code != ExitCode.DONE for each in self._exits.values())
+        if self._stop or self._faults or own:
             return
         heard = self._over.union(*(channel.hosts for channel in self._channels))
         for name, host in self._hosts.items():

@@ -196,10 +196,19 @@ def test_a_host_that_cannot_be_started_on_is_lost(spoke: tuple[str, ...]):
     assert outcome.banned == ("h1",)
 
 
-@pytest.mark.parametrize("stop", list(Stop))
-def test_a_stop_before_the_first_word_blames_no_host(stop: Stop):
+@pytest.mark.parametrize("end", [[exited(0, 0)], [exited(0, 85, cascade=True)]], ids=["0", "85"])
+def test_ends_of_others_do_not_hide_a_host_that_cannot_be_started_on(end: list[str]):
     attempt = Attempt([], [], unreachable=("h1",))
-    attempt.gang.carrier = ["hear stop h9"]
+    attempt.gang.carrier = [*end, DONE.replace("HOST", "h0")]
+    outcome = attempt.run()
+    assert (outcome.reason.host, outcome.banned) == ("h1", ("h1",))
+
+
+@pytest.mark.parametrize("carrier", [[], ["hear stop h9"]], ids=["dead", "living"])
+@pytest.mark.parametrize("stop", list(Stop))
+def test_a_stop_before_the_first_word_blames_no_host(stop: Stop, carrier: list[str]):
+    attempt = Attempt([], [], unreachable=("h1",))
+    attempt.gang.carrier = carrier
     attempt.wanted = stop
     outcome = attempt.run()
     assert (outcome.reason.cause, outcome.banned) == ("NoWord", ())
